@@ -40,7 +40,7 @@ def train(folder: Path, trainer: Trainer, settings: RunSettings) -> None:
 
     async def whole() -> None:
         try:
-            if ranks.index() > 0:
+            if ranks.own_rank() > 0:
                 await run_follower(trainer)
                 return
             monitor = RunMonitor(folder, trainer, say=str) if isinstance(trainer, RLTrainer) else None
@@ -72,7 +72,7 @@ def make_policy(
         loaded = lora.add_adapter(
             loaded, lora.LoRASettings(lora_rank, 2.0 * lora_rank, 0.0, ("q_proj", "down_proj")), 0
         )
-    sharding = ShardingSettings(has_engine) if sharded and ranks.count() > 1 else None
+    sharding = ShardingSettings(has_engine) if sharded and ranks.num_ranks() > 1 else None
     # Without an engine: few tokens per micro-batch, so that the ranks have different numbers of them.
     return TrainablePolicy(loaded, limits=None if has_engine else MicroBatchLimits(16), sharding=sharding)
 

@@ -132,7 +132,7 @@ def test_parts_are_contiguous_and_balanced() -> None:
 
 
 def test_without_a_launcher_there_is_one_rank() -> None:
-    assert ranks.count() == 1
+    assert ranks.num_ranks() == 1
     assert ranks.own_part([1, 2, 3], lambda number: number) == [1, 2, 3]
     assert ranks.own_positions(["a", "b", "a"]) == [0, 1, 2]
     assert ranks.broadcast_json({"a": 1}) == {"a": 1}

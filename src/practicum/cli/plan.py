@@ -92,7 +92,7 @@ def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
     if max(plan.memory, key=lambda name: plan.memory[name]) == "KV cache" and totals[0] > memory:
         print("Most of it is the KV cache: lower actor_rollout_ref.rollout.max_num_seqs.")
     if sharded:
-        print("Ranks hold the whole model; sharding (FSDP2) is not built:\nits column is on paper.")
+        print("Ranks hold the whole model; with strategy=fsdp2 they divide it:\nits column is computed, not measured.")
     memory_error, time_error = largest_errors()
     print(
         f"Errors on the points that the rates were fitted to: memory up to {percent(memory_error, digits=0)},\n"

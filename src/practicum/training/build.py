@@ -360,7 +360,7 @@ def check_components(config: TrainConfig, components: RunComponents) -> None:
     has_roles = config.agent.roles or config.agent.train_roles is not None
     if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
         check_roles(config, components.environment)
-    if components.resources.has_state and (ranks.count() > 1 or config.actor_rollout_ref.rollout.num_workers):
+    if components.resources.has_state and (ranks.num_ranks() > 1 or config.actor_rollout_ref.rollout.num_workers):
         raise UserError(
             f"The episodes of '{components.environment.name}' write to what they share, which several ranks or rollout "
             "workers do not share yet; start one process."
@@ -476,7 +476,7 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
 def sharding_settings(config: TrainConfig) -> ShardingSettings | None:
     """How the learner is divided among the ranks that have joined; None: every rank has all of it."""
     actor, reference = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
-    if actor.strategy != "fsdp2" or ranks.count() == 1:
+    if actor.strategy != "fsdp2" or ranks.num_ranks() == 1:
         return None
     return ShardingSettings(True, actor.fsdp_config.param_offload, reference.fsdp_config.param_offload)
 

@@ -81,7 +81,7 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
         )  # fmt: skip
         loaded = lora.add_adapter(loaded, settings, training.seed)
     limits = MicroBatchLimits(GPU_TOKENS if on.on_gpu else MicroBatchLimits.tokens, training.batch_size)
-    is_sharded = training.strategy == "fsdp2" and ranks.count() > 1
+    is_sharded = training.strategy == "fsdp2" and ranks.num_ranks() > 1
     sharding = ShardingSettings(has_engine=False) if is_sharded else None
     policy = TrainablePolicy(loaded, template, max_batch=on.batch_size, limits=limits, sharding=sharding)
     policy.decoder.checkpointing = training.gradient_checkpointing

@@ -349,7 +349,7 @@ def _broadcast(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Op
     for name, value in ranks.broadcast_tensors(parameters, device):
         parameters[name].copy_(value)
     moments = dict(ranks.broadcast_tensors(_moments(optimizer, parameters), device))
-    if ranks.index() > 0:
+    if ranks.own_rank() > 0:
         _restore_moments(optimizer, parameters, moments, Path("rank 0"))
 
 

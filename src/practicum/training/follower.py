@@ -21,7 +21,7 @@ class Leader:
 
     def __init__(self, trainer: Trainer) -> None:
         self.trainer = trainer
-        self._followers_wait = ranks.count() > 1
+        self._followers_wait = ranks.num_ranks() > 1
 
     def share_state(self, step: int) -> None:
         """Give the weights, the optimizer's moments and the state of this rank to all others."""
@@ -30,15 +30,15 @@ class Leader:
     @contextlib.contextmanager
     def announce(self, command: str, **values: Any) -> Iterator[None]:
         """Announce what this block does; if it fails the others are not waiting for an announcement any more."""
-        if ranks.count() > 1:
+        if ranks.num_ranks() > 1:
             ranks.broadcast_json({"command": command, **values})
         self._followers_wait = False
         yield
-        self._followers_wait = ranks.count() > 1
+        self._followers_wait = ranks.num_ranks() > 1
 
     def prepare_save(self) -> None:
         """Raise unless all ranks have the same weights; gather those that are divided among the ranks."""
-        if ranks.count() > 1:
+        if ranks.num_ranks() > 1:
             with self.announce("prepare_save"):
                 _prepare_save(self.trainer)
 
@@ -74,12 +74,12 @@ async def run_follower(trainer: Trainer) -> int:
 
 def share_state(trainer: Trainer, step: int = 0) -> int:
     """Give rank 0's weights, moments and state to all ranks; returns rank 0's step."""
-    if ranks.count() == 1:
+    if ranks.num_ranks() == 1:
         return step
-    own = {"step": step, **trainer.state()} if ranks.index() == 0 else None
+    own = {"step": step, **trainer.state()} if ranks.own_rank() == 0 else None
     state: dict[str, Any] = ranks.broadcast_json(own)
     broadcast_weights(trainer.policy, trainer.critic)
-    if ranks.index() > 0:
+    if ranks.own_rank() > 0:
         trainer.restore(state)
     _check_weights(trainer, frozen=True)
     return int(state["step"])

@@ -367,7 +367,7 @@ class Learner:
                 yield
                 return
             with torch.random.fork_rng(devices=[decoder.device] if device == "cuda" else []):
-                torch.manual_seed(self.version * 1_000_003 + ranks.index() * 100_003 + index)
+                torch.manual_seed(self.version * 1_000_003 + ranks.own_rank() * 100_003 + index)
                 decoder.model.train()
                 try:
                     yield
@@ -398,7 +398,7 @@ def utilisation(learners: Sequence[Learner], flops_before: float, seconds: float
     metrics = {"timing/update_tflops": flops / seconds / 1e12}
     device = learners[0].decoder.device
     peak = peak_flops(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
-    return metrics if peak is None else metrics | {"timing/mfu": flops / (seconds * peak * ranks.count())}
+    return metrics if peak is None else metrics | {"timing/mfu": flops / (seconds * peak * ranks.num_ranks())}
 
 
 def over_ranks(stats: LossStats) -> LossStats:

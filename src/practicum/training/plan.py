@@ -200,7 +200,7 @@ class Plan:
 
     memory: dict[str, float]
     sharded_memory: dict[str, float]
-    """The same if weights, gradients and moments were divided among all ranks, which is not built."""
+    """The same with weights, gradients and moments divided among all ranks (strategy fsdp2); never measured."""
     first_update_bytes: float
     """Peak of tensors that torch counts: what CUDA graphs hold is no tensor any more after they are captured."""
     seconds: dict[str, float]

@@ -38,21 +38,21 @@ class RanksLost(UserError):
     """Other ranks have gone or cannot be reached; what made them go is theirs to tell."""
 
 
-def count() -> int:
+def num_ranks() -> int:
     """Return the number of ranks that have joined; 1 without a launcher."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def index() -> int:
+def own_rank() -> int:
     """Return the rank of this process."""
-    return dist.get_rank() if count() > 1 else 0
+    return dist.get_rank() if num_ranks() > 1 else 0
 
 
 @contextlib.contextmanager
 def joined(device: str) -> Iterator[Launch]:
     """Join the other ranks of this launch for the block; without a launcher there is nobody to join."""
     launch = read_launch()
-    if launch.num_ranks == 1 or count() > 1:
+    if launch.num_ranks == 1 or num_ranks() > 1:
         yield launch
         return
     on_gpu = device != "cpu"
@@ -90,15 +90,15 @@ def _check_devices(on_gpu: bool) -> None:
 
 def gather_bytes(data: bytes) -> list[bytes]:
     """Return the data of every rank, in their order, on every rank."""
-    if count() == 1:
+    if num_ranks() == 1:
         return [data]
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(count())]
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(num_ranks())]
     dist.all_gather(sizes, torch.tensor([len(data)]))
     longest = max(int(size) for size in sizes)
     padded = torch.zeros(longest, dtype=torch.uint8)
     if data:
         padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-    buffers = [torch.empty_like(padded) for _ in range(count())]
+    buffers = [torch.empty_like(padded) for _ in range(num_ranks())]
     dist.all_gather(buffers, padded)
     return [buffer[: int(size)].numpy().tobytes() for buffer, size in zip(buffers, sizes, strict=True)]
 
@@ -110,9 +110,9 @@ def gather_json(value: Any) -> list[Any]:
 
 def broadcast_json(value: Any = None) -> Any:
     """Return rank 0's JSON value on every rank."""
-    if count() == 1:
+    if num_ranks() == 1:
         return value
-    data = json.dumps(value).encode() if index() == 0 else b""
+    data = json.dumps(value).encode() if own_rank() == 0 else b""
     size = torch.tensor([len(data)])
     dist.broadcast(size, 0)
     buffer = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(int(size), dtype=torch.uint8)
@@ -124,7 +124,7 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> It
     """Yield rank 0's tensors by name, one after the other, on every rank; what other ranks pass is not read."""
     header = [[name, str(value.dtype).removeprefix("torch."), list(value.shape)] for name, value in tensors.items()]
     for name, dtype, shape in broadcast_json(header):
-        if index() == 0:
+        if own_rank() == 0:
             value = tensors[name].detach().to(device).contiguous()
         else:
             value = torch.empty(shape, dtype=getattr(torch, dtype), device=device)
@@ -138,8 +138,8 @@ def broadcast_tensors(tensors: Mapping[str, Tensor], device: torch.device) -> It
 
 def own_part(items: Sequence[Item], size: Callable[[Item], int]) -> Sequence[Item]:
     """Return this rank's part of the items: a contiguous one, so that samples with a common prefix stay together."""
-    start, end = part_bounds([size(item) for item in items], count())[index()]
-    return items if count() == 1 else items[start:end]
+    start, end = part_bounds([size(item) for item in items], num_ranks())[own_rank()]
+    return items if num_ranks() == 1 else items[start:end]
 
 
 def part_bounds(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
@@ -158,13 +158,13 @@ def own_positions(groups: Sequence[str]) -> list[int]:
     """Return the positions of this rank's items; items of one group are on one rank, and groups go round."""
     rank_of: dict[str, int] = {}
     for group in groups:
-        rank_of.setdefault(group, len(rank_of) % count())
-    return [position for position, group in enumerate(groups) if rank_of[group] == index()]
+        rank_of.setdefault(group, len(rank_of) % num_ranks())
+    return [position for position, group in enumerate(groups) if rank_of[group] == own_rank()]
 
 
 def any_rank(value: bool) -> bool:
     """Return whether the value is true on some rank."""
-    if count() == 1:
+    if num_ranks() == 1:
         return value
     flag = torch.tensor([int(value)])
     dist.all_reduce(flag, dist.ReduceOp.MAX)
@@ -173,7 +173,7 @@ def any_rank(value: bool) -> bool:
 
 def gather_tensors(own: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors [..] of all ranks, those of rank 0 first, on every rank."""
-    if count() == 1:
+    if num_ranks() == 1:
         return list(own)
     data = safetensors.torch.save({str(number): value.contiguous() for number, value in enumerate(own)})
     loaded = [safetensors.torch.load(part) for part in gather_bytes(data)]
@@ -182,7 +182,7 @@ def gather_tensors(own: Sequence[Tensor]) -> list[Tensor]:
 
 def sum_floats(values: Iterable[float]) -> list[float]:
     """Return the sums of numbers over the ranks, in the order of the ranks."""
-    if count() == 1:
+    if num_ranks() == 1:
         return list(values)
     return [sum(column) for column in zip(*gather_json(list(values)), strict=True)]
 
@@ -195,7 +195,7 @@ def shared_failure() -> Iterator[None]:
         yield
     except Exception as error:
         failure = error
-    if count() > 1:
+    if num_ranks() > 1:
         failures = gather_json(None if failure is None else describe_exception(failure))
         if failure is None:
             for rank, text in enumerate(failures):
@@ -208,7 +208,7 @@ def shared_failure() -> Iterator[None]:
 @torch.no_grad()
 def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     """Sum the gradients over all ranks in place; one that no rank has stays None."""
-    if count() == 1 or not parameters:
+    if num_ranks() == 1 or not parameters:
         return
     has_gradient = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
     dist.all_reduce(has_gradient, dist.ReduceOp.MAX)
@@ -227,7 +227,7 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
 
 def sum_tensor(own: Tensor | None, like: Sequence[nn.Parameter]) -> Tensor | None:
     """Return the sum of flat float32 gradients over all ranks; None counts as zero, and stays None if all have it."""
-    if count() == 1 or not any(gather_json(own is not None)):
+    if num_ranks() == 1 or not any(gather_json(own is not None)):
         return own
     device = like[0].device
     result = own if own is not None else torch.zeros(sum(one.numel() for one in like), device=device)
@@ -248,7 +248,7 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
 
 def check_same_weights(parameters: Iterable[Tensor]) -> None:
     """Raise unless all ranks have the same weights to the bit."""
-    if count() == 1:
+    if num_ranks() == 1:
         return
     integers = {4: torch.int32, 2: torch.int16}
     sums = []

@@ -48,17 +48,20 @@ GPU_TOKENS = 16384
 """Maximum number of tokens in one micro-batch on a GPU."""
 
 
+@dataclass(frozen=True)
+class RolloutRequest:
+    """Episodes to run; `on_done` is called with each that has ended."""
+
+    planned: Sequence[Attempt]
+    agent: Agent
+    provenance: Mapping[str, Any]
+    on_done: Callable[[Trajectory], None] | None = None
+
+
 class RolloutWorkers(Protocol):
     """Processes that run the episodes of a policy, each with an engine and environments of its own."""
 
-    async def roll_out(
-        self,
-        policy: TrainablePolicy,
-        planned: Sequence[Attempt],
-        agent: Agent,
-        provenance: Mapping[str, Any],
-        on_done: Callable[[Trajectory], None] | None,
-    ) -> list[Trajectory]:
+    async def roll_out(self, policy: TrainablePolicy, request: RolloutRequest) -> list[Trajectory]:
         """Episodes of the policy's current weights, in the order of the plan; the same on every rank."""
         ...
 
@@ -316,7 +319,7 @@ class TrainablePolicy:
         if refresh:
             await self.refresh()
         if self.workers is not None:
-            return await self.workers.roll_out(self, planned, agent, provenance or {}, on_done)
+            return await self.workers.roll_out(self, RolloutRequest(planned, agent, provenance or {}, on_done))
         several_ranks = dist.is_initialized()
         own: Sequence[int] = range(len(planned))
         if several_ranks:
@@ -398,7 +401,7 @@ def gather_episodes(
     for rank, part in enumerate(ranks.gather_json(records)):
         for position, text in part:
             found[position] = decode_episode(text.encode())
-            if rank != ranks.index() and on_other is not None:
+            if rank != ranks.own_rank() and on_other is not None:
                 on_other(found[position])
     return [found[position] for position in range(num_planned)]
 

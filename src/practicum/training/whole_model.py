@@ -31,7 +31,7 @@ class WholeModel:
         self.loaded: LoadedModel | None = None
         self.moments: dict[str, Tensor] = {}
         self.dtype = loaded.model.model.embed_tokens.weight.dtype
-        if on_every_rank or ranks.index() == 0:
+        if on_every_rank or ranks.own_rank() == 0:
             shared: dict[int, Any] = {}
             if self.dtype == torch.float32:  # parts in half precision become float32 in place
                 shared = {id(one): one for one in loaded.model.parameters() if not one.requires_grad}
@@ -66,7 +66,7 @@ class WholeModel:
                 values[MASTER] = parameter
             for key, value in values.items():
                 gathered = sharding.whole(value.detach())
-                if ranks.index() == 0:
+                if ranks.own_rank() == 0:
                     self.moments[f"{name}/{key}"] = gathered.to("cpu", copy=True).contiguous()
 
     @torch.no_grad()
@@ -74,7 +74,7 @@ class WholeModel:
         self, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, device: torch.device
     ) -> None:
         """Give all ranks their parts of the first rank's weights and moments."""
-        own = dict(self.model.model.named_parameters()) if ranks.index() == 0 else {}
+        own = dict(self.model.model.named_parameters()) if ranks.own_rank() == 0 else {}
         for name, value in ranks.broadcast_tensors({name: own[name] for name in parameters if name in own}, device):
             sharding.copy_part(parameters[name], value.float())
         optimizer.state.clear()

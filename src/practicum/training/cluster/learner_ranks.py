@@ -27,7 +27,7 @@ from practicum.config.resolve import SELECTED
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.training.build import StepCallback, TrainResult
-from practicum.training.cluster import session
+from practicum.training.cluster import ray_session
 from practicum.training.cluster.rank_process import INTERRUPTED
 from practicum.training.settings import find_device
 from practicum.utils.terminal import Progress
@@ -171,7 +171,7 @@ class RankSupervisor:
             [bundle] * trainer.nnodes, strategy="STRICT_SPREAD" if trainer.nnodes > 1 else "STRICT_PACK"
         )
         try:
-            if not await asyncio.to_thread(group.wait, session.START_SECONDS):
+            if not await asyncio.to_thread(group.wait, ray_session.START_SECONDS):
                 raise UserError(
                     f"The Ray cluster has no {trainer.nnodes} machines with {per_node} free "
                     f"{'GPUs' if on_gpu else 'CPUs'} each; lower trainer.nnodes or trainer.n_gpus_per_node."
@@ -224,9 +224,9 @@ class RankSupervisor:
         """Start a rank and handle its events until it ends."""
         ending = Ending(rank)
         try:
-            await session.as_future(actor.start.remote(request, env, os.getcwd()))
+            await ray_session.as_future(actor.start.remote(request, env, os.getcwd()))
             while True:
-                kind, value = await session.as_future(actor.next_event.remote())
+                kind, value = await ray_session.as_future(actor.next_event.remote())
                 if kind == "exit":
                     ending.code, ending.stderr = value
                     return ending
@@ -262,7 +262,7 @@ class RankSupervisor:
     async def _stop_all(self) -> None:
         """Kill what is left of the ranks."""
         actors, self.actors = self.actors, []
-        stopping = [asyncio.wait_for(session.as_future(actor.stop.remote()), GRACE_SECONDS) for actor in actors]
+        stopping = [asyncio.wait_for(ray_session.as_future(actor.stop.remote()), GRACE_SECONDS) for actor in actors]
         await asyncio.gather(*stopping, return_exceptions=True)
         for actor in actors:
             with contextlib.suppress(Exception):
@@ -298,8 +298,8 @@ def train_on_ranks(
     num_workers, on_gpu = config.actor_rollout_ref.rollout.num_workers, find_gpu_use(config)
     if not on_gpu:
         find_device(config)  # what is wrong with device or dtype is an error before Ray starts
-    with session.connected(num_ranks + num_workers) as ray:
-        session.check_resources(ray, num_ranks + num_workers, on_gpu, "Learner ranks and rollout workers")
+    with ray_session.connected(num_ranks + num_workers) as ray:
+        ray_session.check_resources(ray, num_ranks + num_workers, on_gpu, "Learner ranks and rollout workers")
         line = Progress("train", 0, "steps", shown=progress)
         folder = None if model_folder is None else str(Path(model_folder).absolute())
         with line:

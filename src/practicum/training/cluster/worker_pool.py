@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from practicum.data.store import decode_episode
 from practicum.errors import UserError
 from practicum.training import ranks
 from practicum.training.build import RunComponents
-from practicum.training.cluster import session, weights
+from practicum.training.cluster import ray_session, weights
 from practicum.training.cluster.rollout_worker import (
     RolloutWorker,
     agent_hashes,
@@ -38,7 +38,7 @@ from practicum.training.cluster.rollout_worker import (
     trained_tensors,
 )
 from practicum.training.settings import mismatch_limit
-from practicum.training.trainable_policy import TrainablePolicy, gather_episodes
+from practicum.training.trainable_policy import RolloutRequest, TrainablePolicy, gather_episodes
 from practicum.trajectory import Attempt, Trajectory
 
 LEDGER = "rollout_ledger.jsonl"
@@ -84,31 +84,18 @@ class RolloutWorkerPool:
 
     # -- episodes ---------------------------------------------------------------------------
 
-    async def roll_out(
-        self,
-        policy: TrainablePolicy,
-        planned: Sequence[Attempt],
-        agent: Agent,
-        provenance: Mapping[str, Any],
-        on_done: Callable[[Trajectory], None] | None,
-    ) -> list[Trajectory]:
+    async def roll_out(self, policy: TrainablePolicy, request: RolloutRequest) -> list[Trajectory]:
         """Run the episodes of a plan on the workers; every rank gets all of them."""
         episodes: list[Trajectory] = []
         with ranks.shared_failure():
-            if ranks.index() == 0:
-                episodes = await self._roll_out(policy, planned, agent, provenance, on_done)
-        if ranks.count() == 1:
+            if ranks.own_rank() == 0:
+                episodes = await self._roll_out(policy, request)
+        if ranks.num_ranks() == 1:
             return episodes
-        return gather_episodes(len(planned), range(len(episodes)), episodes, on_done)
+        return gather_episodes(len(request.planned), range(len(episodes)), episodes, request.on_done)
 
-    async def _roll_out(
-        self,
-        policy: TrainablePolicy,
-        planned: Sequence[Attempt],
-        agent: Agent,
-        provenance: Mapping[str, Any],
-        on_done: Callable[[Trajectory], None] | None,
-    ) -> list[Trajectory]:
+    async def _roll_out(self, policy: TrainablePolicy, request: RolloutRequest) -> list[Trajectory]:
+        planned, agent = request.planned, request.agent
         results: dict[int, Trajectory] = {}
         runs: Counter[int] = Counter()
         owners: dict[int, int] = {}
@@ -121,10 +108,10 @@ class RolloutWorkerPool:
 
             async def run(position: int, worker: WorkerHandle) -> None:
                 runs[position] += 1
-                episode = await self._run_one(worker, planned[position], name, provenance, agent)
+                episode = await self._run_one(worker, planned[position], name, request)
                 results[position], owners[position] = episode, worker.index
-                if on_done is not None:
-                    on_done(episode)
+                if request.on_done is not None:
+                    request.on_done(episode)
 
             serving = [
                 self._serve(self.workers[index], positions, run, policy.concurrency)
@@ -161,13 +148,13 @@ class RolloutWorkerPool:
             return worker.index, str(lost)
         return None
 
-    async def _run_one(
-        self, worker: WorkerHandle, attempt: Attempt, name: str, provenance: Mapping[str, Any], agent: Agent
-    ) -> Trajectory:
+    async def _run_one(self, worker: WorkerHandle, attempt: Attempt, name: str, request: RolloutRequest) -> Trajectory:
         assert worker.version is not None
-        limit = agent.deadlines
+        limit = request.agent.deadlines
         seconds = 2 * (limit.episode + limit.reset + limit.open) + UPDATE_SECONDS  # an episode may be run twice
-        call = worker.actor.run.remote(encode_attempt(attempt), name, worker.version, json.dumps(dict(provenance)))
+        call = worker.actor.run.remote(
+            encode_attempt(attempt), name, worker.version, json.dumps(dict(request.provenance))
+        )
         kind, data = await self._answer(call, seconds)
         if kind == "error":
             raise UserError(f"Rollout worker {worker.index}: {data.decode()}")
@@ -177,7 +164,7 @@ class RolloutWorkerPool:
         """Await an answer; raise WorkerLost where the worker is dead, cannot be reached, or takes too long."""
         exceptions = self._ray.exceptions
         try:
-            return await asyncio.wait_for(session.as_future(call), seconds)
+            return await asyncio.wait_for(ray_session.as_future(call), seconds)
         except TimeoutError:
             raise WorkerLost(f"no answer in {seconds:.0f} s") from None
         except exceptions.RayTaskError:
@@ -192,8 +179,8 @@ class RolloutWorkerPool:
         if self._ray is not None:
             return
         self._agents = agents_of(self.config, self.components, tuple(policy.role_engines))
-        self._ray = self._stack.enter_context(session.connected(self.num_workers + ranks.count()))
-        session.check_resources(
+        self._ray = self._stack.enter_context(ray_session.connected(self.num_workers + ranks.num_ranks()))
+        ray_session.check_resources(
             self._ray, self.num_workers, policy.decoder.device.type == "cuda", "The rollout workers"
         )
         self._write("opened", version=policy.version, num_workers=self.num_workers)
