@@ -104,7 +104,7 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
         return folder
     stopwatch = Stopwatch.start()
     components = build.build_components(config)
-    policy = TrainablePolicy(loader.load_tiny(seed), max_batch=128)
+    policy = TrainablePolicy(loader.load(MODEL), max_batch=128)
     agent = agent_of(config, components, 1.0)
     engine = ScriptedEngine.of("expert", components.environment, make_format(agent.format), policy.renderer)
     demonstrated = components.environment
@@ -122,7 +122,7 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
 
     sft_settings = SFTSettings(
         num_epochs=plan.epochs, batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-3, warmup_steps=30,
-        weight_decay=1.0, scheduler_type="constant", seed=seed, check_every=plan.check_every,
+        weight_decay=1.0, scheduler_type="cosine", seed=seed, check_every=plan.check_every,
     )  # fmt: skip
     try:
         state = await train_sft(policy, episodes, sft_settings, folder, evaluate=validate)

@@ -155,7 +155,7 @@ class StageComparison:
 
     async def imitation(self) -> dict[str, EvalResult]:
         """The untrained model, and the model trained on demonstrations (BC)."""
-        policy, budget = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128), self.budget
+        policy, budget = TrainablePolicy(loader.load(MODEL), max_batch=128), self.budget
         try:
             base = await evaluate(policy, "base", self.panel)
         finally:
@@ -171,7 +171,7 @@ class StageComparison:
 
     async def _imitate(self, name: str, folder: Path, demonstrations: int, epochs: int) -> EvalResult:
         """SFT to its best validation, written to `folder`/model, and its score on the panel."""
-        policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
+        policy = TrainablePolicy(loader.load(MODEL), max_batch=128)
         try:
             engine = ScriptedEngine.of("expert", make_environment(), make_format("hf"), policy.renderer)
             easy = MathEnvironment(levels=DEMONSTRATION_LEVELS).tasks("train", demonstrations, 1000 * self.seed + 1)
@@ -180,7 +180,7 @@ class StageComparison:
             settings = SFTSettings(
                 num_epochs=epochs, batch_size=self.budget.imitation_batch, gradient_accumulation_steps=1,
                 learning_rate=1e-3, warmup_steps=30, weight_decay=self.budget.imitation_weight_decay,
-                scheduler_type="constant", seed=self.seed, check_every=150,
+                scheduler_type="cosine", seed=self.seed, check_every=150,
             )  # fmt: skip
             check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
             shutil.rmtree(folder, ignore_errors=True)

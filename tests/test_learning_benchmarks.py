@@ -62,31 +62,30 @@ def test_rl_begins_with_the_sft_that_has_the_best_validation(benchmarks: dict[st
         quickstart.best_variant(folder)
     # The held-out tasks would choose another one; they must not.
     for case, found in {
-        "sft-decay-0.01": summary([0.1, 0.5, 0.4], 0.9),
-        "sft-decay-1": summary([0.2, 0.6, 0.6], 0.6),
+        "sft": summary([0.1, 0.5, 0.4], 0.9),
+        "sft-twice-the-epochs": summary([0.2, 0.6, 0.6], 0.6),
         "rl": summary([], 0.8),
     }.items():
         (folder / case).mkdir(parents=True)
         (folder / case / "summary.json").write_text(json.dumps(found))
-    assert quickstart.best_variant(folder) == "sft-decay-1"
-    (folder / "rl" / quickstart.SFT_VARIANT_FILE).write_text('"sft-decay-1"')
+    assert quickstart.best_variant(folder) == "sft-twice-the-epochs"
+    (folder / "rl" / quickstart.SFT_VARIANT_FILE).write_text('"sft-twice-the-epochs"')
     lines = list(quickstart.table(tmp_path, [7]))
-    assert "| sft-decay-1 | 60.0 [55.0, 65.0] (60 / 60 / 0) |" in lines
+    assert "| sft-twice-the-epochs | 60.0 [55.0, 65.0] (60 / 60 / 0) |" in lines
     assert "| · validations | 20 60 60 |" in lines
-    assert "| RL − SFT, points | +20.0 [15.0, 25.0], p = 1e-09, from sft-decay-1 |" in lines
+    assert "| RL − SFT, points | +20.0 [15.0, 25.0], p = 1e-09, from sft-twice-the-epochs |" in lines
     assert not any(line.startswith("| more") for line in lines)
 
 
 def test_cases_differ_in_demonstrations_and_settings_of_sft_only(benchmarks: dict[str, ModuleType]) -> None:
     quickstart = benchmarks["quickstart"]
-    plans = {case: quickstart.plan_of(quickstart.TASKS["easy"], 7, case) for case in quickstart.CASES}
+    plans = {case: quickstart.plan_of(7, case) for case in quickstart.CASES}
     assert {plan.levels for plan in plans.values()} == {(1, 2, 3)}
     assert {str(plan.rl) for plan in plans.values()} == {str(plans["rl"].rl)}
-    shown = {case: (plan.demonstrations, plan.demonstration_levels) for case, plan in plans.items()}
-    assert shown["sft-decay-0.01"] == shown["rl"] == (400, (1, 2))
-    assert (shown["more"], shown["all"]) == ((4000, (1, 2)), (400, (1, 2, 3)))
-    assert shown["all-more"] == (4000, (1, 2, 3))
-    assert [plans[case].sft.weight_decay for case in ("sft-decay-0.01", "sft-decay-1", "more")] == [0.01, 1.0, 1.0]
+    shown = {case: plan.demonstrations for case, plan in plans.items()}
+    assert (shown.pop("more"), set(shown.values())) == (500, {50})
+    assert [plans[case].sft.num_epochs for case in ("sft", "sft-twice-the-epochs", "more")] == [100, 200, 10]
+    assert [plans[case].sft.weight_decay for case in ("sft", "sft-decay-0.1", "more")] == [1.0, 0.1, 1.0]
 
 
 def test_stages_have_what_they_need_from_earlier_phases(benchmarks: dict[str, ModuleType]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +42,14 @@ from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.tables import percent, percent_interval
 from practicum.utils.terminal import Progress, duration
 
-DEMONSTRATIONS = 400
-LEVELS = (1, 2)
-"""Levels (numbers of steps) of the problems that RL trains on and every policy is evaluated on."""
-DEMONSTRATION_LEVELS = (1, 2)
-"""Levels of the problems that have demonstrations."""
-SFT_SAMPLES = 9600
-"""Demonstrations that SFT sees, over all epochs: 24 epochs of 400."""
+MODEL = "tiny-pretrained"
+DEMONSTRATIONS = 50
+LEVELS = (1, 2, 3)
+"""Levels (numbers of steps) of the problems of all stages."""
+SFT_SAMPLES = 5000
+"""Demonstrations that SFT sees, over all epochs: 100 epochs of 50."""
+MIN_EPOCHS = 10
+SFT_VALIDATIONS = 8
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
 STAGE_KEYS = {
     "SFT": "imitate (SFT)",
@@ -62,37 +63,33 @@ STAGE_KEYS = {
 class QuickstartSettings:
     """The sizes and settings of all stages.
 
-    Demonstrations are of problems of `demonstration_levels`; RL trains on problems of `rl_levels` (by default all
-    `levels`), and every policy is evaluated on `levels`. A level that is listed twice has twice as many problems. The
-    SFT model is the best of its validations on `check_tasks` tasks of all levels.
+    Demonstrations, RL and evaluation are of problems of `levels`; a level that is listed twice has twice as many. The
+    SFT model is the best of its validations on `check_tasks` tasks.
     """
 
     sft: SFTSettings
     rl: RLSettings
     levels: tuple[int, ...] = LEVELS
-    demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
-    rl_levels: tuple[int, ...] | None = None
     demonstrations: int = DEMONSTRATIONS
     panel: int = 400
-    check_tasks: int = 100
+    check_tasks: int = 120
     max_tokens: int = 32
     temperature: float = 1.0
     eval_temperature: float = 0.0
 
 
-def default_plan(
-    seed: int, demonstrations: int = DEMONSTRATIONS, demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
-) -> QuickstartSettings:
-    """The plan of `practicum quickstart`; with more demonstrations fewer epochs, at least four."""
+def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> QuickstartSettings:
+    """The plan of `practicum quickstart`; with more demonstrations fewer epochs, at least ten."""
+    epochs = max(MIN_EPOCHS, SFT_SAMPLES // demonstrations)
+    sft = SFTSettings(
+        num_epochs=epochs, batch_size=8, gradient_accumulation_steps=1, learning_rate=1e-3, warmup_steps=30,
+        scheduler_type="cosine", weight_decay=1.0, seed=seed,
+    )  # fmt: skip
     return QuickstartSettings(
         demonstrations=demonstrations,
-        demonstration_levels=demonstration_levels,
-        sft=SFTSettings(
-            num_epochs=max(4, SFT_SAMPLES // demonstrations), batch_size=8, gradient_accumulation_steps=1,
-            learning_rate=1e-3, warmup_steps=30, scheduler_type="constant", check_every=75, seed=seed,
-        ),
+        sft=replace(sft, check_every=max(1, planned_steps(demonstrations, sft) // SFT_VALIDATIONS)),
         rl=RLSettings(
-            total_training_steps=120, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=3e-4,
+            total_training_steps=100, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=2e-4,
             lr_warmup_steps=5, objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0), seed=seed,
         ),
     )  # fmt: skip
@@ -106,19 +103,16 @@ class Quickstart:
     ) -> None:
         """With `sft_only`, it ends with the evaluation of the SFT model."""
         self.out, self.seed, self.plan, self.say, self.sft_only = out, seed, plan, say, sft_only
-        self.demonstrated_environment()  # levels that do not exist are an error now
         self.resources = RunResources(self.make_environment().make_resources())
         self.begun = time.monotonic()
         self.sft_validations: list[float] = []
         self.seconds: dict[str, float] = {}
 
-    def make_environment(self) -> MathEnvironment:
-        """Return the environment with problems of all levels, on which RL trains and all are evaluated."""
-        return MathEnvironment(levels=self.plan.levels)
+    def load_model(self) -> loader.LoadedModel:
+        return loader.load(MODEL)
 
-    def demonstrated_environment(self) -> MathEnvironment:
-        """Return the environment with the problems of which there are demonstrations."""
-        return MathEnvironment(levels=self.plan.demonstration_levels)
+    def make_environment(self) -> MathEnvironment:
+        return MathEnvironment(levels=self.plan.levels)
 
     def agent(self, temperature: float) -> Agent:
         sampling = Sampling(temperature, max_tokens=self.plan.max_tokens)
@@ -136,17 +130,15 @@ class Quickstart:
         plan = self.plan
         self._claim_folder()
         record_version(self.out, 0)
-        with Progress("build tiny", 1) as progress:
-            # Another model for every seed: the result must not depend on one lucky initialisation.
-            self.policy = TrainablePolicy(loader.load_tiny(self.seed), max_batch=128)
+        with Progress(f"build {MODEL}", 1) as progress:
+            self.policy = TrainablePolicy(self.load_model(), max_batch=128)
             progress.advance()
         self.panel = Panel(tuple(self.tasks("test", plan.panel, 0)), self.seed)
         count = sum(parameter.numel() for parameter in self.policy.decoder.parameters())
-        self.say(f"model  tiny, {count / 1e6:.2f} M parameters, from nothing")
+        self.say(f"model  {MODEL}, {count / 1e6:.2f} M parameters: it copies, and solves nothing")
         self.say(f"env    math, levels {listed(plan.levels)}, calculator; "
                  f"panel {self.panel.hash} of {plan.panel} held-out tasks")  # fmt: skip
-        self.say(f"data   {plan.demonstrations} demonstrations, levels {listed(plan.demonstration_levels)}; "
-                 f"RL on levels {listed(plan.levels)}, by answers alone")  # fmt: skip
+        self.say(f"data   {plan.demonstrations} demonstrations; RL on new problems, by answers alone")
         try:
             return await self.run_stages()
         finally:
@@ -178,7 +170,7 @@ class Quickstart:
         return self._report(results | {"rl": await self._evaluate("rl")}, curve)
 
     async def _collect_demonstrations(self) -> list[Trajectory]:
-        tasks = list(self.demonstrated_environment().tasks("train", self.plan.demonstrations, 1000 * self.seed + 1))
+        tasks = self.tasks("train", self.plan.demonstrations, 1)
         agent = self.agent(1.0)
         engine = ScriptedEngine.of("expert", self.make_environment(), make_format(agent.format), self.policy.renderer)
         with self._stage("demonstrations", len(tasks), "episodes") as progress:
@@ -212,10 +204,7 @@ class Quickstart:
     async def _train_rl(self) -> list[float]:
         """Reinforcement learning; the success rate of every step."""
         plan, agent = self.plan.rl, self.agent(self.plan.temperature)
-        levels = self.plan.rl_levels
-        environment = self.make_environment() if levels is None else MathEnvironment(levels=levels)
-        count = plan.total_training_steps * plan.train_batch_size
-        tasks = list(environment.tasks("train", count, 1000 * self.seed + 2))
+        tasks = self.tasks("train", plan.total_training_steps * plan.train_batch_size, 2)
         source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan, resources=self.resources)
         curve: list[float] = []
         with self._stage("RL (GRPO)", plan.total_training_steps, "steps") as progress:
@@ -309,7 +298,7 @@ class Quickstart:
         for name in ("sft", "rl"):
             interval = results[name].interval(LEVEL)
             marks.append(Mark(name.upper(), results[name].success_rate, interval.low, interval.high, COLOURS[name]))
-        subtitle = f"tiny on math, seed {self.seed}, panel {self.panel.hash} of {len(self.panel.tasks)} held-out tasks"
+        subtitle = f"{MODEL} on math, seed {self.seed}, panel {self.panel.hash} of {len(self.panel.tasks)} held-out tasks"
         intervals = {name: result.interval(LEVEL) for name, result in results.items()}
         notes = [
             f"{name}: {percent(result.success_rate)} {percent_interval(intervals[name].low, intervals[name].high)}"

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from practicum.models import loader
 from practicum.quickstart import Quickstart, QuickstartSettings
 from tests.training.settings import rl_settings, sft_settings
 
@@ -17,8 +18,8 @@ class SmallQuickstart(Quickstart):
     def make_environment(self) -> ShortProblems:
         return ShortProblems()
 
-    def demonstrated_environment(self) -> ShortProblems:
-        return ShortProblems()
+    def load_model(self) -> loader.LoadedModel:
+        return loader.load_tiny(self.seed)
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,6 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("quickstart")
     plan = QuickstartSettings(
         levels=(1,),
-        demonstration_levels=(1,),
         demonstrations=720,
         panel=100,
         check_tasks=50,

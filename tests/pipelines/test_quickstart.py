@@ -19,9 +19,10 @@ from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
-from practicum.quickstart import LEVELS, Quickstart, default_plan
+from practicum.quickstart import DEMONSTRATIONS, LEVELS, Quickstart, default_plan
 from practicum.task import Task
 from practicum.training import build
+from practicum.training.sft import planned_steps
 
 from .short_problems import ShortProblems
 
@@ -90,35 +91,31 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (tmp_path / "plan.json").read_bytes() == before["plan.json"]
 
 
-def test_demonstrations_may_be_of_easier_problems_than_rl_trains_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found: dict[str, set[int]] = {}
+def test_problems_of_all_stages_have_all_levels_and_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, list[Task]] = {}
 
     async def stages(quick: Quickstart) -> None:
         demonstrations = await quick._collect_demonstrations()
         assert all(episode.reward == 1 for episode in demonstrations)
-        found["demonstrated"] = levels_of(episode.task for episode in demonstrations)
-        found["trained by RL"] = levels_of(quick.tasks("train", 12, 2))
-        found["evaluated"] = levels_of(quick.panel.tasks)
+        found["demonstrations"] = [episode.task for episode in demonstrations]
+        found["RL"] = quick.tasks("train", 12, 2)
+        found["evaluation"] = list(quick.panel.tasks)
 
     monkeypatch.setattr(Quickstart, "run_stages", stages)
-    plan = replace(default_plan(0, demonstrations=12, demonstration_levels=(1, 2)), levels=(1, 2, 3))
-    asyncio.run(Quickstart(tmp_path, 0, plan, say=lambda text: None).run())
-    assert found == {"demonstrated": {1, 2}, "trained by RL": {1, 2, 3}, "evaluated": {1, 2, 3}}
+    asyncio.run(Quickstart(tmp_path, 0, default_plan(0, demonstrations=12), say=lambda text: None).run())
+    assert {name: levels_of(tasks) for name, tasks in found.items()} == dict.fromkeys(found, {1, 2, 3})
+    questions = [task.fields["question"] for tasks in found.values() for task in tasks]
+    assert len(set(questions)) == len(questions)
 
 
 def levels_of(tasks: Iterable[Task]) -> set[int]:
     return {int(task.fields["level"]) for task in tasks}
 
 
-def test_levels_of_the_demonstrations_can_be_chosen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        main(["quickstart", "--demonstration-levels", "easy"])
-    assert "'easy' is not a list of levels such as 1,2" in capsys.readouterr().err
-    assert main(["quickstart", "--demonstration-levels", "9", "--out", str(tmp_path / "out")]) == 2
-    assert "math levels must be whole numbers from 1 to 5, got [9]" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+def test_more_demonstrations_get_fewer_epochs() -> None:
+    few, many = default_plan(0), default_plan(0, 10 * DEMONSTRATIONS)
+    assert (few.sft.num_epochs, many.sft.num_epochs) == (100, 10)
+    assert few.sft.check_every == planned_steps(DEMONSTRATIONS, few.sft) // 8
 
 
 def test_the_recipe_trains_on_the_problems_of_the_quickstart() -> None:
@@ -147,7 +144,7 @@ def test_other_estimators_improve_the_sft_model(estimator: str, steps: int, fini
             f"trainer.default_local_dir={tmp_path}", f"trainer.total_training_steps={steps}", "trainer.logger=[]",
             "trainer.val_before_train=false", "trainer.test_freq=-1", "data.train_batch_size=12",
             f"agent.environment={PROBLEMS}", "agent.environment_args={}", "agent.max_turns=3",
-            f"algorithm.adv_estimator={estimator}", "critic.optim.lr=1e-3",
+            f"algorithm.adv_estimator={estimator}", "critic.optim.lr=1e-3", "actor_rollout_ref.actor.optim.lr=3e-4",
         ]
     ).config  # fmt: skip
     run = build.build_run(config, say=lambda text: None)

@@ -13,17 +13,13 @@ from practicum.errors import UserError
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum quickstart", description=__doc__)
-    parser.add_argument("--seed", type=int, default=0, help="seed of the weights, the tasks and the sampling")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the tasks, their order and the sampling")
     parser.add_argument(
         "--out", type=Path, default=None, help="folder for everything it writes (default: runs/quickstart-SEED)"
     )
     parser.add_argument(
-        "--demonstrations", type=int, default=400, help="demonstrations of the expert for SFT (default: 400)"
+        "--demonstrations", type=int, default=50, help="demonstrations of the expert for SFT (default: 50)"
     )
-    parser.add_argument(
-        "--demonstration-levels", type=levels, default=None, metavar="LEVELS",
-        help="levels of the problems with demonstrations, as in 1,2 (default: 1,2)",
-    )  # fmt: skip
     parser.add_argument("--sft-only", action="store_true", help="stop after SFT and its evaluation")
     args = parser.parse_args(argv)
     if args.demonstrations < 8:
@@ -33,11 +29,11 @@ def run(argv: list[str]) -> int:
     from practicum.utils.terminal import Progress
 
     with Progress("load torch", 1) as progress:
-        from practicum.quickstart import DEMONSTRATION_LEVELS, Quickstart, default_plan
+        from practicum.quickstart import Quickstart, default_plan
 
         progress.advance()
     out = args.out or free_folder(Path("runs") / f"quickstart-{args.seed}")
-    plan = default_plan(args.seed, args.demonstrations, args.demonstration_levels or DEMONSTRATION_LEVELS)
+    plan = default_plan(args.seed, args.demonstrations)
     quick = Quickstart(out, args.seed, plan, say=lambda text: print(text, flush=True), sft_only=args.sft_only)
     try:
         asyncio.run(quick.run())
@@ -45,13 +41,6 @@ def run(argv: list[str]) -> int:
         print("\npracticum: stopped; the same command begins again.", file=sys.stderr)
         return 130
     return 0
-
-
-def levels(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(word) for word in text.split(","))
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"'{text}' is not a list of levels such as 1,2") from None
 
 
 def free_folder(folder: Path) -> Path:

@@ -104,11 +104,8 @@ class TrainablePolicy:
         """
         self.loaded = loaded
         self.sharding = sharding
-        self.whole = None if sharding is None else WholeModel(loaded, on_every_rank=sharding.has_engine)
+        self.whole = None if sharding is None else shard_with_copy(loaded, sharding)
         """The model in one piece, where the learner's is sharded."""
-        if sharding is not None:
-            ranks.check_same_weights(one for one in loaded.model.parameters() if not one.requires_grad)
-            shard(loaded.model, sharding.param_offload)
         self.decoder = Decoder(loaded.model)
         self.renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
         self.engine: PolicyEngine
@@ -124,15 +121,7 @@ class TrainablePolicy:
                 self.engine_decoder = None if self.whole.loaded is None else Decoder(self.whole.loaded.model)
             elif separate_engine_weights:
                 self.engine_decoder = Decoder(frozen_copy(loaded.model))
-            self.engine = LocalEngine(
-                self.engine_decoder or self.decoder,
-                self.renderer,
-                max_batch=max_batch,
-                kv_bytes=kv_bytes,
-                gpu_memory_utilization=gpu_memory_utilization,
-                threads=self._threads,
-                prefill_threads=self._threads,
-            )
+            self.engine = self._local_engine(max_batch, kv_bytes, gpu_memory_utilization)
         else:
             self.engine_decoder, self.engine = None, make_engine(self.renderer)
         self.max_batch = max_batch
@@ -152,6 +141,17 @@ class TrainablePolicy:
         self.reference: Decoder | None = None
         self._learner: Learner | None = None
         self._update_stream: torch.cuda.Stream | None = None
+
+    def _local_engine(self, max_batch: int, kv_bytes: int | None, gpu_memory_utilization: float) -> LocalEngine:
+        return LocalEngine(
+            self.engine_decoder or self.decoder,
+            self.renderer,
+            max_batch=max_batch,
+            kv_bytes=kv_bytes,
+            gpu_memory_utilization=gpu_memory_utilization,
+            threads=self._threads,
+            prefill_threads=self._threads,
+        )
 
     @property
     def models(self) -> tuple[TrainablePolicy, ...]:
@@ -401,6 +401,14 @@ def gather_episodes(
             if rank != ranks.index() and on_other is not None:
                 on_other(found[position])
     return [found[position] for position in range(num_planned)]
+
+
+def shard_with_copy(loaded: LoadedModel, sharding: ShardingSettings) -> WholeModel:
+    """Divide a model among the ranks, in place; returns a copy in one piece. Frozen weights have to be the same."""
+    whole = WholeModel(loaded, on_every_rank=sharding.has_engine)
+    ranks.check_same_weights(one for one in loaded.model.parameters() if not one.requires_grad)
+    shard(loaded.model, sharding.param_offload)
+    return whole
 
 
 def adapter_is_zero(model: PreTrainedModel) -> bool:
