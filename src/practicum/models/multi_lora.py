@@ -74,7 +74,9 @@ class MultiLoRA:
         """Add an adapter, or replace the one of the same name."""
         if name == BASE:
             raise UserError("An adapter needs a name.")
-        self._adapters[name] = adapter
+        to = (self.decoder.device, self.decoder.dtype)  # once: a later change of other adapters copies nothing
+        parts = {key: (down.to(*to), up.to(*to), scale) for key, (down, up, scale) in adapter.parts.items()}
+        self._adapters[name] = Adapter(parts)
         self._set_all()
 
     def remove(self, name: str) -> None:
@@ -121,9 +123,7 @@ class MultiLoRA:
         for projection, size in zip(projections, fused.sizes, strict=True):
             for name, adapter in self._adapters.items():
                 if (index, projection) in adapter.parts:
-                    *pair, scale = adapter.parts[index, projection]
-                    down, up = (matrix.to(self.decoder.device, self.decoder.dtype) for matrix in pair)
-                    update = LowRankUpdate(slice(start, start + size), down, up, scale)
+                    update = LowRankUpdate(slice(start, start + size), *adapter.parts[index, projection])
                     updates.setdefault(name, []).append(update)
             start += size
         return self._type(updates, self._selection) if updates else None
