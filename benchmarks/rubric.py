@@ -80,7 +80,7 @@ MORE = "more-demonstrations"
 PLANS = {
     "learn": Plan(),
     MORE: Plan(demonstrations=8000, epochs=2, check_every=200, steps=0),
-    "few-demonstrations": Plan(demonstrations=300, epochs=32),
+    "few-demonstrations": Plan(demonstrations=100, epochs=64, check_every=80),
     "longer-sft": Plan(epochs=24, steps=0),
     "little-weight-decay": Plan(weight_decay=0.1, steps=0),
     "reinforce": Plan(keys=("algorithm.adv_estimator=reinforce",)),
@@ -141,7 +141,7 @@ async def train_start(policy: TrainablePolicy, plan: Plan, folder: Path, seed: i
     check = Panel(tuple(environment().tasks("val", min(100, plan.tasks), seed)), seed)
     settings = SFTSettings(
         num_epochs=plan.epochs, batch_size=16, gradient_accumulation_steps=1, learning_rate=plan.sft_lr,
-        warmup_steps=20, weight_decay=plan.weight_decay, scheduler_type="constant", check_every=plan.check_every,
+        warmup_steps=20, weight_decay=plan.weight_decay, scheduler_type="cosine", check_every=plan.check_every,
         seed=seed,
     )  # fmt: skip
 
