@@ -80,7 +80,7 @@ MORE = "more-demonstrations"
 PLANS = {
     "learn": Plan(),
     MORE: Plan(demonstrations=8000, epochs=2, check_every=200, steps=0),
-    "few-demonstrations": Plan(demonstrations=100, epochs=64, check_every=80),
+    "few-demonstrations": Plan(demonstrations=30, epochs=100, check_every=40, steps=80),
     "longer-sft": Plan(epochs=24, steps=0),
     "little-weight-decay": Plan(weight_decay=0.1, steps=0),
     "reinforce": Plan(keys=("algorithm.adv_estimator=reinforce",)),

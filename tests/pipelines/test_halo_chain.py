@@ -18,7 +18,7 @@ from practicum.data.store import read_episodes
 from practicum.models.loader import Device
 from practicum.serving.app import ModelServer, make_app
 from practicum.serving.served_models import ModelLoader, ServedModels
-from practicum.serving.server import listen, running
+from practicum.serving.server import listen, serve_in_background
 
 REWARD = f"{Path(__file__).with_name('rewards.py')}:written_length"
 EXPERIMENTS = """
@@ -37,7 +37,7 @@ def url() -> Iterator[str]:
     async def serve() -> None:
         base = ModelLoader(Device(), max_num_seqs=8).load_base("Qwen3-4B-Instruct-2507", resolve_model("tiny"))
         models = ServedModels(base)
-        async with running(make_app(ModelServer(models)), listen("127.0.0.1", 0)) as found:
+        async with serve_in_background(make_app(ModelServer(models)), listen("127.0.0.1", 0)) as found:
             address.append(found)
             started.set()
             while not stop.is_set():

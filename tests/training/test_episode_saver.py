@@ -56,7 +56,7 @@ def test_findings_and_adjustments_are_written_as_they_happen(tmp_path: Path) -> 
     found = lines_of(tmp_path)
     assert [(line["step"], line["kind"]) for line in found] == [(2, "finding"), (2, "adjustment"), (4, "finding")]
     assert found[0] == {
-        "step": 2, "kind": "finding", "sign": "kl_high", "severity": "act", "value": 0.9, "threshold": 0.5,
+        "step": 2, "kind": "finding", "sign": "kl_high", "severity": "act", "value": 0.9, "threshold": 0.5, "since": 2,
         "cause": "training is unstable", "remedy": "halve the clip range (0.2 to 0.1)",
     }  # fmt: skip
     assert found[1] == {"step": 2, "kind": "adjustment", "lr_scale": 1.0, "clip_scale": 0.5}

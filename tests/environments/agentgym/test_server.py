@@ -277,7 +277,7 @@ def test_the_command_serves_with_options() -> None:
         assert told.startswith("Your goal: go to a green key\nyellow key 1: ahead 1 left 1\n")
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def test_only_agentgyms_worlds_are_served(capsys: pytest.CaptureFixture[str]) -> None:
