@@ -276,7 +276,7 @@ def test_the_command_serves_with_options() -> None:
         told = client.post("reset", {"id": number, "data_idx": 4})["observation"]
         assert told.startswith("Your goal: go to a green key\nyellow key 1: ahead 1 left 1\n")
     finally:
-        process.terminate()
+        process.kill()
         process.wait(120)
 
 
