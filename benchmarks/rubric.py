@@ -80,7 +80,13 @@ MORE = "more-demonstrations"
 PLANS = {
     "learn": Plan(),
     MORE: Plan(demonstrations=8000, epochs=2, check_every=200, steps=0),
-    "few-demonstrations": Plan(demonstrations=30, epochs=100, check_every=40, steps=80),
+    "few-demonstrations": Plan(demonstrations=30, epochs=100, check_every=40, steps=120),
+    "few-demonstrations-rate-1e-4": Plan(
+        demonstrations=30, epochs=100, check_every=40, steps=120, keys=("actor_rollout_ref.actor.optim.lr=1e-4",)
+    ),
+    "60-demonstrations-rate-1e-4": Plan(
+        demonstrations=60, epochs=60, check_every=40, steps=120, keys=("actor_rollout_ref.actor.optim.lr=1e-4",)
+    ),
     "longer-sft": Plan(epochs=24, steps=0),
     "little-weight-decay": Plan(weight_decay=0.1, steps=0),
     "reinforce": Plan(keys=("algorithm.adv_estimator=reinforce",)),

@@ -58,6 +58,8 @@ class Budget:
     """Tasks of one step."""
     grpo_chains: int = 8
     grpo_lr: float = 3e-4
+    grpo_kl: float = 0.0
+    """Coefficient of the KL divergence to the BC model in GRPO's loss."""
     held_out: int = 198
     """Tasks of the held-out templates that every policy is evaluated on."""
     max_turns: int = 10
@@ -150,6 +152,7 @@ class Stages:
             f"actor_rollout_ref.model.path={self.folder('bc/model')}", f"agent.num_chains={budget.grpo_chains}",
             f"agent.max_turns={budget.max_turns}",
             f"data.train_batch_size={budget.grpo_tasks}", f"{ACTOR}.optim.lr={budget.grpo_lr}",
+            *([f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_coef={budget.grpo_kl}"] if budget.grpo_kl else []),
             f"trainer.total_training_steps={budget.grpo_steps}", f"trainer.seed={self.seed}",
             f"trainer.default_local_dir={self.out}", "trainer.project_name=grpo", "trainer.experiment_name=run",
         ]  # fmt: skip

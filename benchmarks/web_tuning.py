@@ -22,13 +22,14 @@ from web_training import MODES
 ENVIRONMENT = f"{Path(__file__).with_name('web_without_browser.py')}:WebWithoutBrowser"
 VARIANTS: dict[str, list[str]] = {
     "default": [],
-    "few": ["demonstrations=200", "bc_epochs=12"],
-    "many": ["demonstrations=800", "bc_epochs=6"],
-    "slow-bc": ["bc_lr=5e-4"],
-    "long-bc": ["bc_epochs=16"],
-    "slow-grpo": ["grpo_lr=1e-4"],
-    "long-grpo": ["grpo_steps=40", "grpo_tasks=8"],
-    "wide-grpo": ["grpo_chains=16", "grpo_tasks=8"],
+    "rate-1e-4": ["grpo_lr=1e-4"],
+    "rate-5e-5": ["grpo_lr=5e-5"],
+    "kl": ["grpo_lr=1e-4", "grpo_kl=0.05"],
+    "52-demonstrations": ["demonstrations=52", "bc_epochs=6", "grpo_lr=1e-4"],
+    "52-demonstrations-12-epochs": ["demonstrations=52", "bc_epochs=12", "grpo_lr=1e-4", "grpo_kl=0.02"],
+    "104-demonstrations": ["demonstrations=104", "bc_epochs=4", "grpo_lr=1e-4"],
+    "104-demonstrations-8-epochs": ["demonstrations=104", "bc_epochs=8", "grpo_lr=1e-4"],
+    "104-demonstrations-wide": ["demonstrations=104", "bc_epochs=4", "grpo_lr=2e-4", "grpo_tasks=24"],
 }
 
 
