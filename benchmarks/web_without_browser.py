@@ -20,12 +20,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from tests.environments.web.html_client import Control, HtmlClient, PageParser
 
 from practicum.chat.formats.web import MESSAGE
-from practicum.environment import Observation, ToolCall
+from practicum.environment import ToolCall
+from practicum.environments.web.base import Start
 from practicum.environments.web.environment import HOST, WebEnvironment
 from practicum.environments.web.observation import Node, PageView, actionable_elements, state_key
 from practicum.environments.web.session import ActionFailed
 from practicum.resources import Resource
-from practicum.task import Task
 
 TICKED = ("checkbox", "radio")
 VALUED = ("combobox", "textbox", "searchbox")
@@ -109,19 +109,12 @@ class WebWithoutBrowser(WebEnvironment):
     """`web` through an HTML client."""
 
     def make_resources(self) -> Mapping[str, Resource]:
-        return {}
+        return self.cache_resource()
 
-    async def reset(self, task: Task, seed: int) -> Observation:
-        start = await self.start(task, seed)
-        self.goal, self.site_id = start.goal, start.site_id
-        self.last_action, self.last_error, self.is_over = "", "", False
-        self.recent_actions, self.done = [], []
+    async def _open_first_page(self, start: Start) -> None:
         self.client = Client.of_session(self.site_task.session)
         self._session: Any = SimpleNamespace(tab=SimpleNamespace(nodes={}))
         await self._read_page()
-        self.progress = (await self.judge(None)).progress or 0.0
-        self.visited, self.recent_states = {self.key}, [self.key]
-        return await self._observation(first=True)
 
     async def close(self) -> None:
         self._session = None

@@ -184,6 +184,14 @@ class BrowserEnvironment(Environment):
         self.last_action, self.last_error, self.is_over = "", "", False
         self.recent_actions: list[str] = []
         self.done: list[str] = []
+        await self._open_first_page(start)
+        self.progress = (await self.judge(None)).progress or 0.0
+        self.visited: set[StateKey] = {self.key}
+        self.recent_states: list[StateKey] = [self.key]
+        return await self._observation(first=True)
+
+    async def _open_first_page(self, start: Start) -> None:
+        """Open a session of the browser, and read the page on which the task begins."""
         browser: Browser = self.resources["browser"]
         self._session = await browser.new_session(start.handlers, self.viewport, start.remote_hosts)
         async with self._page_timeout():
@@ -191,10 +199,6 @@ class BrowserEnvironment(Environment):
             await self._session.wait_until_idle()
             self.goal = await self.prepare_page(self._session) or self.goal
             await self._read_page()
-        self.progress = (await self.judge(None)).progress or 0.0
-        self.visited: set[StateKey] = {self.key}
-        self.recent_states: list[StateKey] = [self.key]
-        return await self._observation(first=True)
 
     async def close(self) -> None:
         session, self._session = self._session, None
@@ -294,15 +298,20 @@ class BrowserEnvironment(Environment):
 
     # -- what the agent sees ----------------------------------------------------------------------
 
+    def shown_goal(self) -> tuple[str, int]:
+        """Return the goal that the next role is shown, and the index of the first action that was done for it."""
+        return self.goal, 0
+
     def page_text(self) -> tuple[str, tuple[Node, ...]]:
         """Return the text of the page, and the nodes with an id that it shows."""
         view, shown = self.view, {one.bid for one in self.elements}
         notes = (*view.notes, *self._tabs())
+        goal, start = self.shown_goal()
         if self.observe == "brief":
-            done = self.done[-NUM_RECENT_ACTIONS:]
-            text = brief_text(self.goal, view.title, view.nodes, done, self.last_error, notes, self.with_dom)
+            done = self.done[start:][-NUM_RECENT_ACTIONS:]
+            text = brief_text(goal, view.title, view.nodes, done, self.last_error, notes, self.with_dom)
             return text, tuple(node for node in view.nodes if node.bid and (self.with_dom or node.role != "option"))
-        summary = summary_text(self.goal, view.url, self.elements, self.last_action, self.last_error, notes)
+        summary = summary_text(goal, view.url, self.elements, self.last_action, self.last_error, notes)
         if self.observe == "summary":
             return summary, tuple(node for node in view.nodes if node.bid in shown)
         tree = tree_text(view.nodes, self.max_chars)
@@ -310,7 +319,7 @@ class BrowserEnvironment(Environment):
         nodes = tuple(node for node in view.nodes if node.bid in shown)
         if self.observe == "both":
             return f"{summary}\n\n# Accessibility Tree\n{tree}", nodes
-        parts = sections(self.goal, view.url, self.last_action, self.last_error, notes)
+        parts = sections(goal, view.url, self.last_action, self.last_error, notes)
         return "\n\n".join([*parts, f"# Accessibility Tree\n{tree}"]), nodes
 
     def _tabs(self) -> tuple[str, ...]:
@@ -330,7 +339,7 @@ class BrowserEnvironment(Environment):
             text,
             self.format,
             self.tools,
-            recent_actions=self.recent_actions if self.fresh and self.observe != "brief" else (),
+            recent_actions=self._shown_actions() if self.fresh and self.observe != "brief" else (),
             guidance=self.guidance_text,
             listed_ids=[node.bid for node in shown] if self.prompt == "halo" else (),
             images=images,
@@ -345,6 +354,9 @@ class BrowserEnvironment(Environment):
             shown=shown,
             next_expert_action=lambda: self._with_thought(self.expert_action(self.view, shown), shown),
         )
+
+    def _shown_actions(self) -> list[str]:
+        return self.recent_actions[self.shown_goal()[1] :]
 
     def _with_thought(self, action: Action, shown: Sequence[Node]) -> Action:
         """Return an action whose thought is the line of its element, where replies begin with that."""

@@ -113,6 +113,8 @@ class WebEnvironment(HierarchyEnvironment):
 
     def expert_action(self, view: PageView, shown: Sequence[Node]) -> Action:
         action = next_action(self.site_task, expert_view(view, shown))
+        if self.hierarchy.has_subgoals and self.guidance and self.guidance.subgoal != self.manager_guidance().subgoal:
+            action = None  # the sub-goal is reached, or is none of those to be done next
         if action is None:
             return Action(content=DONE_MESSAGE)
         return resolve(action, shown)

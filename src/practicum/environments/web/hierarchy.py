@@ -11,18 +11,25 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
+from practicum.chat.formats.web import MESSAGE
+from practicum.chat.formats.web_actions import write_action
 from practicum.environment import Action, Observation, Step, ToolCall
 from practicum.environments.web.action_cache import CACHE, ActionCache, CacheEntry, cache_key, make_entry
 from practicum.environments.web.base import BrowserEnvironment, WebObservation
+from practicum.environments.web.legal_actions import DONE_MESSAGE
 from practicum.environments.web.macros import ActiveMacro, start_macro
 from practicum.environments.web.manager import (
+    FINISH,
     HIGH_STAKES,
     MANAGER,
+    MAX_TEXT_CHARS,
     RETRY,
     WORKER,
     Guidance,
+    goal_parts,
     manager_messages,
     read_guidance,
+    subgoal_messages,
 )
 from practicum.environments.web.observation import Node
 from practicum.environments.web.page_state import page_state
@@ -32,7 +39,8 @@ from practicum.resources import Resource
 from practicum.task import Task
 
 MANAGERS = ("none", "scripted", "model")
-MANAGER_CALLS = ("warm", "gate", "always")
+RETURN = "return"
+MANAGER_CALLS = ("warm", "gate", "always", RETURN)
 WARM_STEPS = 2
 """First steps in which the manager is asked under `manager_calls=warm`."""
 NUM_ERRORS = 2
@@ -64,6 +72,11 @@ class Hierarchy:
             raise UserError("cache is true, false, or a file of verified actions such as data/cache/vac.json.")
         if self.macros and self.manager == "none":
             raise UserError("Macros are started by a manager: set manager=scripted or manager=model, or macros=false.")
+
+    @property
+    def has_subgoals(self) -> bool:
+        """Whether the worker is shown sub-goals in place of the goal, and comes back to the manager after each."""
+        return self.manager != "none" and self.manager_calls == RETURN
 
     @property
     def is_on(self) -> bool:
@@ -137,6 +150,9 @@ class HierarchyEnvironment(BrowserEnvironment):
     async def reset(self, task: Task, seed: int) -> Observation:
         self.guidance: Guidance | None = None
         self.guidance_text = ""
+        self._is_managers_turn = False
+        self._subgoals: list[str] = []
+        """What the manager gave so far, under `manager_calls=return`."""
         observation = await super().reset(task, seed)
         if not self.hierarchy.is_on:
             return observation
@@ -144,7 +160,10 @@ class HierarchyEnvironment(BrowserEnvironment):
         self.past: list[PastStep] = []
         self._macro: ActiveMacro | None = None
         self._choice: ScriptedAction | None = None
-        self._is_managers_turn = False
+        self._subgoal_start = 0
+        """The index of the first action for the last of them."""
+        self._report = DONE_MESSAGE
+        """The worker's last message, which goes to the user when the manager says that everything is done."""
         self._acted: dict[str, CacheEntry | None] = {}
         """What was done in this episode, by key of the cache; None for something that is not cached, or failed."""
         self._ambiguous: set[str] = set()
@@ -157,13 +176,17 @@ class HierarchyEnvironment(BrowserEnvironment):
             return await super().step(action)
         if self._is_managers_turn:
             return await self._take_guidance(action)
+        is_finish = self.hierarchy.has_subgoals and self._subgoals[-1] == FINISH
+        if self.hierarchy.has_subgoals and not action.calls and not is_finish:
+            return self._back_to_manager(action)
         choice, self._choice = self._choice, None
         if choice is not None and action.calls != (choice.call,):
             choice = None  # the agent's own reply
         before, nodes = self.state, self.nodes
         step = await super().step(action)
         self._read_state()
-        source = choice.source if choice else ("worker_guided" if self.guidance else WORKER)
+        own_source = MANAGER if is_finish else "worker_guided" if self.guidance else WORKER
+        source = choice.source if choice else own_source
         past = PastStep(self.last_action, bool(self.last_error), before, self.state, source)
         self.past.append(past)
         self._update_cache(choice, action, past, nodes)
@@ -177,6 +200,10 @@ class HierarchyEnvironment(BrowserEnvironment):
         step = await super().truncate()
         return replace(step, info={**step.info, **self._counts()}) if self._session is not None else step
 
+    def shown_goal(self) -> tuple[str, int]:
+        is_whole = not self.hierarchy.has_subgoals or self._is_managers_turn or not self._subgoals
+        return (self.goal, 0) if is_whole else (self._subgoals[-1], self._subgoal_start)
+
     def _counts(self) -> dict[str, Any]:
         return asdict(self.counters) if self.hierarchy.is_on else {}
 
@@ -188,6 +215,9 @@ class HierarchyEnvironment(BrowserEnvironment):
 
     async def _next_observation(self, after_manager: bool) -> WebObservation:
         """Return what the next role is shown, with the action where no model is to be asked."""
+        if self.hierarchy.has_subgoals and self._subgoals and self._subgoals[-1] == FINISH:
+            self.counters.scripted_actions += 1
+            return replace(await self._observation(), action=Action(content=self._report), source=MANAGER)
         choice = None if after_manager else self._recovery_choice()
         if choice is None and not after_manager and self._is_manager_first():
             is_warm = self.hierarchy.manager_calls == "warm"
@@ -214,11 +244,12 @@ class HierarchyEnvironment(BrowserEnvironment):
         """Whether the manager is asked before macro and cache; while a macro runs, it is not."""
         calls = self.hierarchy.manager_calls
         is_due = calls == "always" or (calls == "warm" and len(self.past) < WARM_STEPS)
+        is_due = is_due or (calls == RETURN and not self._subgoals)
         return self.hierarchy.manager != "none" and self._macro is None and is_due
 
     def _gate(self) -> str:
         """Why the manager is asked on this page; "" where it is not."""
-        if self.hierarchy.manager == "none":
+        if self.hierarchy.manager == "none" or self.hierarchy.has_subgoals:
             return ""
         if num_errors_in_a_row(self.past) >= NUM_ERRORS:
             return "repeated errors"
@@ -245,7 +276,7 @@ class HierarchyEnvironment(BrowserEnvironment):
         if not self.hierarchy.cache:
             return None
         cache: ActionCache = self.resources[CACHE]
-        key = cache_key(self.state, self.goal)
+        key = cache_key(self.state, self.shown_goal()[0])
         entry = cache.get(key)
         call = None if entry is None or key in self._acted or is_loop(self.past) else entry.bind(self.nodes)
         if call is None or call.name not in self.actions:
@@ -263,7 +294,7 @@ class HierarchyEnvironment(BrowserEnvironment):
         """
         if not self.hierarchy.cache:
             return
-        key = cache_key(past.before, self.goal)
+        key = cache_key(past.before, self.shown_goal()[0])
         if choice is not None and choice.entry is not None:
             is_verified = past.made_progress and past.after == choice.entry.postcondition
             self._acted[key] = choice.entry if is_verified else None
@@ -288,12 +319,20 @@ class HierarchyEnvironment(BrowserEnvironment):
         self._is_managers_turn = True
         self.counters.manager_calls += 1
         text, _ = self.page_text()
-        messages = manager_messages(text, self.recent_actions, self.guidance, reason, self.hierarchy.macros)
+        legal: tuple[str, ...] | None = None
+        if self.hierarchy.has_subgoals:
+            messages = subgoal_messages(text, self.goal, self._subgoals, with_rules=self.prompt != "page")
+            legal = (*goal_parts(self.goal), FINISH)
+        else:
+            messages = manager_messages(text, self.recent_actions, self.guidance, reason, self.hierarchy.macros)
 
         def scripted() -> Action:
-            return Action(content=self.manager_guidance().to_json())
+            guidance = self.manager_guidance()
+            return Action(content=guidance.subgoal if self.hierarchy.has_subgoals else guidance.to_json())
 
-        observation = WebObservation(messages, role=MANAGER, fresh=True, counted=False, next_expert_action=scripted)
+        observation = WebObservation(
+            messages, legal=legal, role=MANAGER, fresh=True, counted=False, next_expert_action=scripted
+        )
         if self.hierarchy.manager != "scripted":
             return observation
         self.counters.scripted_actions += 1
@@ -303,8 +342,12 @@ class HierarchyEnvironment(BrowserEnvironment):
         """Keep what the manager says, start the macro that it names, and go on with the same page."""
         self._is_managers_turn = False
         read = read_guidance(action.content)
+        if self.hierarchy.has_subgoals:
+            read = read or Guidance(" ".join(action.content.split())[:MAX_TEXT_CHARS] or RETRY.subgoal)
+            self._subgoals.append(read.subgoal)
+            self._subgoal_start = len(self.done)
         self.guidance = read or RETRY
-        self.guidance_text = self.guidance.text
+        self.guidance_text = "" if self.hierarchy.has_subgoals else self.guidance.text
         if self.hierarchy.macros and self.guidance.skill:
             self.counters.macro_attempts += 1
             self._macro = start_macro(self.guidance.skill, self.nodes)
@@ -316,3 +359,10 @@ class HierarchyEnvironment(BrowserEnvironment):
         }
         observation = await self._next_observation(after_manager=True)
         return Step(observation, info={**info, **self._counts()})
+
+    def _back_to_manager(self, action: Action) -> Step:
+        """The worker says that its sub-goal is reached: nothing is done on the page, and the manager is asked."""
+        self._report = action.content or DONE_MESSAGE
+        info = {**self._state_info(), "action": write_action(ToolCall(MESSAGE, {"text": self._report}))}
+        observation = self._manager_observation("the worker's message")
+        return Step(observation, info={**info, "action_source": "worker_guided", **self._counts()})

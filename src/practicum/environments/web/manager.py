@@ -25,6 +25,12 @@ RULES = (
     'Reply with one JSON object only: {"subgoal": "what to reach next", "skill": "", "stop_condition": "when it is '
     'reached", "risk": "low", "reasoning": "why"}. The risk is low, med or high.'
 )
+SUBGOAL_RULES = (
+    "You are the manager of a worker that controls a web browser. It is shown your sub-goal and not the goal, works on "
+    "it, and comes back when it says that it is done. Reply with the next sub-goal only, one of the list."
+)
+FINISH = "Everything is done: tell the user so."
+"""The sub-goal of a manager for which nothing is left to do."""
 SKILLS = "A skill is done without the worker. Leave it empty, or write one of these with your own values:"
 HIGH_STAKES = ("checkout", "cart", "login")
 """Kinds of pages on which the manager is asked."""
@@ -87,6 +93,24 @@ def manager_messages(
     return (Message("system", f"{RULES}\n{skills}" if with_macros else RULES), Message("user", text))
 
 
+def goal_parts(goal: str) -> tuple[str, ...]:
+    """Return the parts of a goal that says "Then" between them, each as a sentence."""
+    parts = re.split(r"(?:\.|,)\s+[Tt]hen\s+", goal)
+    sentences = [part.strip().removesuffix(".") + "." for part in parts]
+    return tuple(one[:1].upper() + one[1:] for one in sentences) if len(parts) > 1 else (goal,)
+
+
+def subgoal_messages(page: str, goal: str, given: Sequence[str], with_rules: bool) -> tuple[Message, ...]:
+    """Return what a manager is shown that is asked for the next sub-goal: the page, the list, what it gave before.
+
+    The last one that it gave ends the prompt, so that a small model finds the next one by copying what follows it in
+    the list.
+    """
+    parts = (("", page), ("Sub-goals", "\n".join([*goal_parts(goal), FINISH])), ("Given", "\n".join(given)))
+    text = "\n\n".join(f"# {title}\n{body}" if title else body for title, body in parts if body)
+    return (*((Message("system", SUBGOAL_RULES),) if with_rules else ()), Message("user", text))
+
+
 class FormPage(ExpertPage):
     """A page on which an expert's rule is followed and the form that it fills in is noted."""
 
@@ -100,16 +124,17 @@ class FormPage(ExpertPage):
 def scripted_guidance(task: SiteTask, view: ExpertView, goal: str, page_type: str) -> Guidance:
     """Return the guidance of a manager that knows the task's operations and the state of the site, as the expert does.
 
-    The sub-goal is the part of the goal that is to be done next. The skill is the expert's next form, where it is on
+    The sub-goal is the part of the goal that is to be done next; of a part with several operations it is the first: the
+    other parts are an operation each. The skill is the expert's next form, where it is on
     one. So this manager is a bound on what a manager can do, and no measure of one.
     """
     risk = "high" if page_type in HIGH_STAKES else "low"
     operation = next_operation(task)
     if operation is None:
-        return Guidance("Everything is done: tell the user so.", stop_condition="The message is sent.", risk=risk)
-    parts = re.split(r"(?:\.|,)\s+[Tt]hen\s+", goal)
-    operations = list(task.case.operations)
-    subgoal = parts[operations.index(operation)] if len(parts) == len(operations) else goal
+        return Guidance(FINISH, stop_condition="The message is sent.", risk=risk)
+    parts, operations = goal_parts(goal), task.case.operations
+    num_left = len(operations) - operations.index(operation)
+    subgoal = parts[max(0, len(parts) - num_left)] if len(parts) <= len(operations) else goal
     page = FormPage(view, task.template.site, task.variation)
     find_rule(operation)(operation, page, task.session.state)
     return Guidance(subgoal, _skill(page), "It is done.", risk)
