@@ -1,6 +1,7 @@
 """SFT and RL of SmolLM2-135M on one GPU, evaluated on held-out tasks.
 
-    python benchmarks/gpu_training.py [--only math,math-lora,textcraft] [--out runs/gpu] [--minutes 20] [KEY=VALUE ...]
+    python benchmarks/gpu_training.py [--only math,math-lora,textcraft] [--out runs/gpu] [--minutes 20] [--pack FOLDER]
+        [KEY=VALUE ...]
 
 For each case: evaluation of the base model on the test tasks, demonstrations of the expert, SFT to its best validation,
 RL by the case's recipe, each evaluated on the same test tasks; then McNemar's test of RL against SFT, intervals, and
@@ -9,6 +10,9 @@ Every case runs in a process of its own, so that one that fails or hangs does no
 share of what is left; when RL has used it up, the weights of that step are evaluated. `gpu_training.json` in --out has
 all figures so far, after every case. Finished parts are not run again, and RL continues from its last checkpoint: run
 the same command again after an interruption.
+
+--pack writes what a report reads of each case (episodes, metrics, configuration, tokenizer; no weights) to
+FOLDER/CASE.tar.gz, after every case, to be brought to another machine; see docs/gpu.md for the reports made of them.
 """
 
 from __future__ import annotations
@@ -24,9 +28,11 @@ import ctypes
 import faulthandler
 import gc
 import json
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -57,6 +63,11 @@ EVALUATION_SECONDS = 45.0
 """Seconds of a case's time that RL leaves to the last evaluation."""
 GRACE_SECONDS = 60.0
 """Seconds beyond its time after which a case is ended from outside."""
+WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")
+CHECKPOINTS = ("global_step_", "last", "model")
+"""Prefixes of the names of folders that hold weights only."""
+MAX_PACK_BYTES = 15 << 20
+"""A larger archive is cut into parts of this size."""
 
 
 @dataclass(frozen=True)
@@ -134,7 +145,8 @@ async def train_sft_model(case: Case, config: TrainConfig, folder: Path, seed: i
         warmup_steps=2, scheduler_type="constant", seed=seed, check_every=case.check_every,
     )  # fmt: skip
     try:
-        state = await train_sft(policy, episodes, sft_settings, folder / "sft", evaluate=validate)
+        # Beside the weights and not among them: saving a model replaces its folder.
+        state = await train_sft(policy, episodes, sft_settings, folder.parent / "sft-training", evaluate=validate)
         policy.save(folder)
     finally:
         await policy.close()
@@ -160,8 +172,8 @@ def training_config(case: Case, out: Path, name: str, seed: int, extra: list[str
     return resolve_train(
         [
             f"recipe={case.recipe}", *model, f"trainer.seed={seed}", f"trainer.default_local_dir={out}",
-            f"trainer.project_name={name}", "trainer.experiment_name=rl", "trainer.logger=[]",
-            "trainer.val_before_train=false", "trainer.test_freq=20", "trainer.save_freq=20", *case.extra, *extra,
+            f"trainer.project_name={name}", "trainer.experiment_name=rl-training", "trainer.logger=[]",
+            "trainer.val_before_train=true", "trainer.test_freq=20", "trainer.save_freq=20", *case.extra, *extra,
         ]
     ).config  # fmt: skip
 
@@ -236,7 +248,7 @@ def run_case(name: str, case: Case, out: Path, seed: int, clock: Clock, extra: l
     if not before.exists():
         evaluate_model(case, plain, str(folder / "start"), before, f"{name}: SFT")
         free()
-    model = folder / "rl" / "model"
+    model = folder / "rl-training" / "model"
     if not model.exists():
         if clock.left < EVALUATION_SECONDS:
             raise OutOfTime("RL")
@@ -262,7 +274,8 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
 
 def read_results(folder: Path) -> dict[str, Any]:
     """The figures of a case, finished or not."""
-    timing, metrics = lines_of(folder / "rl" / "timing.jsonl"), lines_of(folder / "rl" / "metrics.jsonl")
+    training = folder / "rl-training"
+    timing, metrics = lines_of(training / "timing.jsonl"), lines_of(training / "metrics.jsonl")
     spent = {key: sum(row.get(f"timing/{key}", 0.0) for row in timing) for key in ("rollout", "credit", "update")}
     curves = {
         key: [[row["step"], row[key]] for row in metrics if key in row]
@@ -283,6 +296,29 @@ def read_results(folder: Path) -> dict[str, Any]:
     return row
 
 
+def pack(folder: Path, target: Path) -> list[Path]:
+    """Write a case without its weights as `target`/NAME.tar.gz, or as parts NAME.tar.gz.part0, .part1, ... of it."""
+    target.mkdir(parents=True, exist_ok=True)
+
+    def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        name = Path(member.name).name
+        weights = name.startswith(CHECKPOINTS) if member.isdir() else name.endswith(WEIGHTS)
+        return None if weights else member
+
+    path = target / f"{folder.name}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        archive.add(folder, folder.name, filter=wanted)
+    content = path.read_bytes()
+    if len(content) <= MAX_PACK_BYTES:
+        return [path]
+    path.unlink()
+    parts = []
+    for number, start in enumerate(range(0, len(content), MAX_PACK_BYTES)):
+        parts.append(path.with_name(f"{path.name}.part{number}"))
+        parts[-1].write_bytes(content[start : start + MAX_PACK_BYTES])
+    return parts
+
+
 def run_process(words: list[str], seconds: float) -> str:
     """Run a case in a process of its own, for at most `seconds`; return what went wrong, or ""."""
     process = subprocess.Popen([sys.executable, "-u", __file__, *words])
@@ -296,8 +332,10 @@ def run_process(words: list[str], seconds: float) -> str:
     return "" if code == 0 else f"exit code {code}"
 
 
-def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool, words: list[str]) -> dict[str, Any]:
-    """Run cases one after the other; `words` are further arguments of their processes."""
+def run_cases(
+    names: list[str], out: Path, seed: int, minutes: float, tiny: bool, words: list[str], packed: Path | None = None
+) -> dict[str, Any]:
+    """Run cases one after the other; `words` are further arguments of their processes, `packed` is --pack."""
     clock, errors = Clock(minutes), dict[str, str]()
     out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {}
@@ -318,6 +356,10 @@ def run_cases(names: list[str], out: Path, seed: int, minutes: float, tiny: bool
             "cases": {one: read_results(out / one) for one in known if (out / one).is_dir()},
         }  # fmt: skip
         (out / "gpu_training.json").write_text(json.dumps(record, indent=1) + "\n")
+        if packed is not None and (out / name).is_dir():
+            for file in pack(out / name, packed):
+                clock.say(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
+            shutil.copy(out / "gpu_training.json", packed)
     made = [out / name for name in known if (out / name / "sft.json").exists()]
     if made:
         try:
@@ -344,6 +386,7 @@ def main() -> None:
     parser.add_argument("--sft-lr", type=float)
     parser.add_argument("--test-tasks", type=int, help="test tasks")
     parser.add_argument("--out", type=Path, default=Path("runs/gpu"))
+    parser.add_argument("--pack", type=Path, metavar="FOLDER", help="also write each case without weights as a .tar.gz")
     parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args()
     cases = TINY if args.tiny else CASES
@@ -366,7 +409,7 @@ def main() -> None:
         return
     flags = {"lr": "--sft-lr", "num_test_tasks": "--test-tasks"}
     words = [word for key, value in changed.items() for word in (flags[key], str(value))]
-    record = run_cases(wanted, args.out, args.seed, args.minutes, args.tiny, [*words, *args.extra])
+    record = run_cases(wanted, args.out, args.seed, args.minutes, args.tiny, [*words, *args.extra], args.pack)
     if not args.tiny and all(row["finished"] for row in record["cases"].values()):
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
     if record["errors"]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,10 @@ import gpu_training
 late = gpu_training.run_process(["--tiny", "--only", "math"], 0.05)
 wrong = gpu_training.run_process(["--tiny", "--case", "nonsense"], 100)
 results["training"] = [late, wrong, gpu_training.read_results(folder / "math")]
+packed = gpu_training.pack(folder / "math", folder / "packed")
+gpu_training.MAX_PACK_BYTES = 100
+parts = gpu_training.pack(folder / "math", folder / "parts")
+results["packed"] = [[str(file) for file in files] for files in (packed, parts)]
 """
 PROFILE = """
 import asyncio, threading, time
@@ -62,10 +68,13 @@ results["affine"] = [model.weight.item(), best.record()]
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What one process of its own found: the benchmarks set up their surroundings when they are imported."""
     folder = tmp_path_factory.mktemp("benchmarks")
-    practice = folder / "math" / "rl"
+    practice = folder / "math" / "rl-training"
     practice.mkdir(parents=True)
     (practice / "timing.jsonl").write_text('{"step": 1, "timing/rollout": 2.0}\n{"step": 2, "timing/rollout": 3.0}\n')
     (practice / "metrics.jsonl").write_text('{"step": 1, "success/mean": 0.25}\n{"step": 2, "succ')
+    for name in ("model/model.safetensors", "global_step_2/state.json", "start/tokenizer.json", "start/a.safetensors"):
+        (practice / name).parent.mkdir(exist_ok=True)
+        (practice / name).write_text("{}")
     head = (
         "import json, sys\nfrom pathlib import Path\n"
         f"sys.path.insert(0, {str(BENCHMARKS)!r})\nfolder, results = Path({str(folder)!r}), {{}}\n"
@@ -85,6 +94,18 @@ def test_a_training_case_is_ended_when_its_time_is_up_and_what_it_wrote_is_gathe
     assert row["rl"]["steps"] == 2
     assert row["rl"]["seconds"]["rollout"] == 5.0
     assert row["rl"]["curves"] == {"success/mean": [[1, 0.25]]}
+
+
+def test_a_packed_case_has_no_weights_and_no_large_file(results: dict[str, Any]) -> None:
+    whole, parts = ([Path(name) for name in names] for names in results["packed"])
+    (archive,) = whole
+    with tarfile.open(archive) as opened:
+        files = sorted(member.name for member in opened if member.isfile())
+    assert files == [f"math/rl-training/{name}" for name in ("metrics.jsonl", "start/tokenizer.json", "timing.jsonl")]
+    assert len(parts) > 1
+    assert max(part.stat().st_size for part in parts) == 100
+    with tarfile.open(fileobj=io.BytesIO(b"".join(part.read_bytes() for part in parts))) as opened:
+        assert sorted(member.name for member in opened if member.isfile()) == files
 
 
 def test_profile_counts_overlapping_kernels_once_and_sees_every_thread(results: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerBase
 
+from practicum import __version__
 from practicum.data import store
 from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
@@ -25,6 +26,7 @@ from practicum.report.run_parts import parts_of_run
 from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder, find_runs, runs_below
 from practicum.report.tokens import Tokenizers, tokenizer_file
+from practicum.task import content_hash
 from practicum.trajectory import Outcome
 from practicum.utils.escape import encode
 from practicum.utils.terminal import escape_invisible
@@ -176,6 +178,19 @@ def test_an_episode_without_its_tokenizer_is_shown_as_messages(tokenizer: PreTra
     assert [span["origin"] for span in whole] == ["template", "observation", "sampled"]
     assert "".join(whole[2]["texts"]) == "the answer is 4"
     assert whole[2]["logprobs"][:2] == [0.0, -0.5]
+
+
+def test_a_built_in_tokenizer_reads_the_episodes_of_a_model_that_is_gone(
+    tmp_path: Path, llama_tokenizer: PreTrainedTokenizerBase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path))
+    llama_tokenizer.save_pretrained(tmp_path / f"smollm2-{__version__}")
+    names = {"model": "runs/away/start", "tokenizer": content_hash(llama_tokenizer.get_vocab())}
+    episode = replace(an_episode("t", 0, 1.0, llama_tokenizer), provenance=names)
+    spans = view(episode, Tokenizers())["turns"][0]["spans"]
+    assert "".join(spans[2]["texts"]) == "the answer is 4"
+    other = replace(episode, provenance=names | {"tokenizer": "0" * 16})
+    assert view(other, Tokenizers())["turns"][0]["spans"] == []
 
 
 def test_surprise_is_in_bits_of_what_the_others_did(tmp_path: Path) -> None:

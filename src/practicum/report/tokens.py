@@ -102,10 +102,10 @@ class Tokenizers:
         return self._loaded[name]
 
     def of_episode(self, provenance: Mapping[str, Any]) -> TokenTexts | None:
-        """The tokenizer that an episode's ids are from: its model's, or that of `tiny` where the model is not here.
+        """The tokenizer that an episode's ids are from: its model's, or a built-in one where the model is not here.
 
         Episodes of `collect`, `eval` and trainings record the model, which may be a folder that is gone, and the hash
-        of the vocabulary, which tells whether `tiny` has the same. Old episodes may name a tokenizer there.
+        of the vocabulary, which tells whether a built-in model has the same. Old episodes may name a tokenizer there.
         """
         vocabulary = provenance.get("tokenizer")
         model = self.get(str(provenance.get("model") or ""))
@@ -113,8 +113,12 @@ class Tokenizers:
             return model or (self.get(vocabulary) if isinstance(vocabulary, str) else None)
         if model is not None and model.vocabulary_hash == vocabulary:
             return model
-        tiny = self.get("tiny")
-        return tiny if tiny is not None and tiny.vocabulary_hash == vocabulary else model
+        # Others than `tiny` are read only where they were unpacked before: that converts all their weights.
+        names = [name for name in BUILT_IN if name == "tiny" or _cached_file(name).is_file()]
+        built_in = [
+            texts for texts in map(self.get, names) if texts is not None and texts.vocabulary_hash == vocabulary
+        ]
+        return built_in[0] if built_in else model
 
 
 def tokenizer_file(name: str) -> Path | None:
@@ -133,9 +137,7 @@ def tokenizer_file(name: str) -> Path | None:
 
 
 def _built_in(name: str) -> Path | None:
-    # The loader knows this folder too, but importing it brings torch, ten times what a report needs.
-    cache = Path(os.environ.get("PRACTICUM_CACHE") or Path.home() / ".cache" / "practicum").expanduser()
-    path = cache / f"{name}-{__version__}" / "tokenizer.json"
+    path = _cached_file(name)
     if not path.is_file():
         from practicum.errors import UserError
         from practicum.models import loader
@@ -145,6 +147,12 @@ def _built_in(name: str) -> Path | None:
         except (UserError, OSError, ImportError):
             return None
     return path if path.is_file() else None
+
+
+def _cached_file(name: str) -> Path:
+    # The loader knows this folder too, but importing it brings torch, ten times what a report needs.
+    cache = Path(os.environ.get("PRACTICUM_CACHE") or Path.home() / ".cache" / "practicum").expanduser()
+    return cache / f"{name}-{__version__}" / "tokenizer.json"
 
 
 def _downloaded(name: str) -> Path | None:
