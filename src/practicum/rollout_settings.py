@@ -138,7 +138,7 @@ class RolloutSettings:
 
     def find_device(self) -> Device:
         """The device and dtype of a local model."""
-        return loader.resolve_device(self.device, self.dtype)
+        return loader.resolve_device(self.device, self.dtype, may_quantise=True)
 
     def device_record(self) -> dict[str, str]:
         """What a result depends on: the replies of a GPU differ from those of a CPU. Empty where no model runs here."""

@@ -272,6 +272,6 @@ def local_engine(
     ref: ModelRef, device: Device, template: str | None = None, max_batch: int | None = None
 ) -> tuple[LocalEngine, Renderer]:
     """The engine of a model that is loaded here and not trained, and the renderer of its tokenizer."""
-    loaded = ref.load(device.dtype, device.device)
+    loaded = ref.load(device.dtype, device.device, quantised=device.quantisation_config)
     renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
     return LocalEngine(Decoder(loaded.model), renderer, max_batch=max_batch or device.batch_size), renderer

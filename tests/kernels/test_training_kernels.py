@@ -25,6 +25,7 @@ from practicum.training.micro_batches import (
     sort_samples,
 )
 from tests.engines.local.test_cuda_runner import build_model
+from tests.kernels.pages import PagedRows
 from tests.training.settings import POLICY_GRADIENT, policy_gradient
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
@@ -178,13 +179,13 @@ def test_decode_prefill_and_training_attend_in_one_order_of_keys(
     for row, path in enumerate(paths):
         parts = joined[path].view(len(path), -1, size)[:, heads:].unflatten(1, (2, kv_heads))
         kv[:, row, :, : len(path)] = parts.permute(1, 2, 0, 3)
-    slots = torch.arange(len(paths), device=DEVICE)
+    pages, slots = PagedRows(kv), torch.arange(len(paths), device=DEVICE)
     tips = torch.stack([path[-1] for path in paths])
     query = joined[tips, : heads * size].view(len(tips), heads, size)
-    same(decode_attention.attend(query, kv, slots, positions[tips]), tips)
+    same(decode_attention.attend(query, pages.layer, slots, positions[tips]), tips)
     numbers, *sizes = prefill_attention.pack([(row, path.tolist(), 0) for row, path in enumerate(paths)])
     where = prefill_attention.unpack(numbers.to(DEVICE), *sizes)
-    same(prefill_attention.attend(joined[torch.cat(paths)], kv, where, heads), torch.cat(paths))
+    same(prefill_attention.attend(joined[torch.cat(paths)], pages.layer, where, heads), torch.cat(paths))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

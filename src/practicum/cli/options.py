@@ -91,7 +91,10 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", default="auto", help="of a model: cpu, cuda, cuda:N (default: a GPU if there is one)"
     )
-    parser.add_argument("--dtype", default="auto", help="of its weights: float32 or bfloat16 (default: that on a GPU)")
+    parser.add_argument(
+        "--dtype", default="auto",
+        help="of its weights: float32, bfloat16 (default on a GPU), or int8 or nf4 by bitsandbytes (GPU only)",
+    )  # fmt: skip
     parser.add_argument("--temperature", type=float, help="of sampling (default: 1 for collect, 0 for eval)")
     parser.add_argument("--top-k", type=int, default=0, help="sample from the k likeliest tokens (default: 0, all)")
     parser.add_argument("--top-p", type=float, default=1.0, help="sample from the likeliest tokens of this mass")

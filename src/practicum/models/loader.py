@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import json
 import os
 import re
@@ -25,6 +24,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
 from practicum.models import smollm2, tiny
+from practicum.models.quantisation import QUANTISED_DTYPES, config_of_dtype, use_weight_only_int8
 from practicum.task import content_hash
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -40,6 +40,8 @@ class Device:
 
     device: str = "cpu"
     dtype: torch.dtype = torch.float32
+    quantised: str | None = None
+    """`int8` or `nf4` where the weights are quantised; `dtype` is then that of activations."""
 
     @property
     def on_gpu(self) -> bool:
@@ -47,7 +49,12 @@ class Device:
 
     @property
     def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+        return self.quantised or str(self.dtype).removeprefix("torch.")
+
+    @property
+    def quantisation_config(self) -> Any:
+        """What `load` takes as `quantised`."""
+        return config_of_dtype(self.quantised)
 
     @property
     def batch_size(self) -> int:
@@ -60,11 +67,13 @@ class Device:
 
 
 def resolve_device(
-    device: str = "auto", dtype: str = "auto", key: str = "--device", dtype_key: str = "--dtype"
-) -> Device:
+    device: str = "auto", dtype: str = "auto", key: str = "--device", dtype_key: str = "--dtype",
+    may_quantise: bool = False,
+) -> Device:  # fmt: skip
     """The device and dtype of two names; `auto` is a CUDA GPU in bfloat16 where there is one, else the CPU in float32.
 
     `key` and `dtype_key` are the caller's names of the two settings, for error messages.
+    `may_quantise`: `int8` and `nf4` are dtypes too, for a model that is not trained.
     """
     index = re.fullmatch(r"cuda:(\d+)", device)
     if index is None and device not in DEVICES:
@@ -80,10 +89,15 @@ def resolve_device(
     dtype_name = DTYPE_ALIASES.get(dtype, dtype)
     if dtype_name == "auto":
         dtype_name = "float32" if chosen == "cpu" else "bfloat16"
+    if may_quantise and dtype_name in QUANTISED_DTYPES:
+        if chosen == "cpu":
+            raise UserError(f"{dtype_key}={dtype} needs a CUDA GPU; leave it out, or choose float32 or bfloat16.")
+        return Device(chosen, torch.bfloat16, dtype_name)
     if dtype_name not in DTYPES:
+        names = (*DTYPES, *(QUANTISED_DTYPES if may_quantise else ()))
         raise UserError(
-            f"{dtype_key}={dtype} is not a dtype of weights.{did_you_mean(dtype, DTYPES)} "
-            "Choose auto, float32 or bfloat16."
+            f"{dtype_key}={dtype} is not a dtype of weights.{did_you_mean(dtype, names)} Choose auto, "
+            f"{', '.join(names[:-1])} or {names[-1]}."
         )
     return Device(chosen, DTYPES[dtype_name])
 
@@ -173,6 +187,7 @@ def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", qua
             dtype=dtype,
             use_safetensors=True,
             quantization_config=quantised,
+            device_map=None if quantised is None else {"": device},
             output_loading_info=True,
             trust_remote_code=False,  # unset, transformers asks on the terminal whether to run the folder's code
         )
@@ -181,7 +196,11 @@ def load(name: str, dtype: torch.dtype = torch.float32, device: str = "cpu", qua
             f"Model '{name}' cannot be loaded: its files lack {len(missing)} of the weights that its config.json asks "
             f"for ({missing[0]}, ...); copy or save them again."
         )
-    (model if quantised is not None else model.to(device)).eval()
+    if quantised is None:
+        model.to(device)
+    elif quantised.load_in_8bit:
+        use_weight_only_int8(model)
+    model.eval()
     return LoadedModel(model, tokenizer, name)
 
 
@@ -211,24 +230,6 @@ def save_weights(loaded: LoadedModel, folder: Path) -> None:
         if isinstance(values.get(name), list):
             values[name] = sorted(values[name])
     config.write_text(json.dumps(values, indent=2, sort_keys=True), encoding="utf-8")
-
-
-def quantisation(eight: bool, four: bool) -> Any:
-    """The bitsandbytes config for weights in 8 or 4 bits; None for neither."""
-    if not eight and not four:
-        return None
-    if eight and four:
-        raise UserError("model.load_in_8bit and model.load_in_4bit exclude each other; choose one.")
-    if not torch.cuda.is_available():
-        raise UserError(
-            f"model.load_in_{'8' if eight else '4'}bit needs a CUDA GPU "
-            "(on a CPU bitsandbytes is slower than float32); set it to false."
-        )
-    if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError("Quantised weights need bitsandbytes: pip install bitsandbytes.")
-    return transformers.BitsAndBytesConfig(
-        load_in_8bit=eight, load_in_4bit=four, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
-    )
 
 
 def load_tiny(seed: int) -> LoadedModel:

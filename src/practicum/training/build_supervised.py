@@ -31,7 +31,7 @@ from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolv
 from practicum.data.store import read_training_episodes
 from practicum.data.task_overlap import write_train_tasks
 from practicum.errors import UserError, did_you_mean
-from practicum.models import loader, lora
+from practicum.models import loader, lora, quantisation
 from practicum.models.loader import Device
 from practicum.training import ranks
 from practicum.training.build import StepCallback, TrainResult, explain_out_of_memory
@@ -72,7 +72,7 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
     model, training = config.model, config.training
     check_supervised(config)
     on = resolve_device(config)
-    quantised = loader.quantisation(model.load_in_8bit, model.load_in_4bit)
+    quantised = quantisation.config_of_keys(model.load_in_8bit, model.load_in_4bit)
     loaded = resolve_policy(config).load(on.dtype, on.device, trainable=True, quantised=quantised)
     if training.use_lora and loaded.adapter is None:
         settings = lora.LoRASettings(

@@ -19,7 +19,7 @@ from practicum.config.train import TrainConfig
 from practicum.data.run_folder import resolve_model
 from practicum.data.task_file import task_files
 from practicum.errors import UserError
-from practicum.models import loader
+from practicum.models import loader, quantisation
 from practicum.training import build, build_supervised
 from practicum.training.checkpoint import check_continuation
 from practicum.training.estimators import ESTIMATORS
@@ -179,7 +179,7 @@ def check_supervised_model(config: SFTConfig | DPOConfig) -> list[str]:
     """Check the group `model` of supervised training."""
     check_template(config.model.template)
     loader.resolve_device(config.model.device, key="model.device")
-    loader.quantisation(config.model.load_in_8bit, config.model.load_in_4bit)
+    quantisation.config_of_keys(config.model.load_in_8bit, config.model.load_in_4bit)
     warnings = [
         *_missing_model("model.path", config.model.path),
         *_missing_model("model.adapter_path", config.model.adapter_path, is_adapter=True),
