@@ -1,7 +1,8 @@
 """Everything that is to be seen on a GPU about the engine, in one call of at most nine minutes.
 
-    python benchmarks/gpu_session.py --out FILE.json [--minutes 9] [--only tests,table,memory,constrained,agent,matmul]
+    python benchmarks/gpu_session.py --out FOLDER [--minutes 9] [--only smollm2,tests,quantised,decode]
 
+* `smollm2`: `gpu.py --only learner,engine,step`, with TRL where its wheels are.
 * `tests`: the tests that need a CUDA GPU.
 * `table`: tokens/s of Qwen2.5 shapes (random weights, bf16, prompts all different) at four sizes of a batch, whether
   the same seeds gave the same tokens twice, the difference between engine and learner, and which kernel was chosen for
@@ -9,8 +10,10 @@
 * `memory`: 256 requests of 8,000 tokens on a 4 B shape with a bound of 80 GiB on keys and values; the peak.
 * `constrained`, `agent`, `matmul`: `constrained_decoding.py --model smollm2`, `gpu.py --only agent`, `gpu_matmul.py`.
 
-Each case is a process with a time limit. FILE.json has, of each, how it ended, its figures and the end of its output,
-and is written again every few seconds: a call that is cut off loses nothing.
+* `quantised`, `decode`: `gpu_quantised.py`, `gpu_decode.py`.
+
+Each case is a process with a time limit. FOLDER has its figures (NAME.json, written as they come) and its output
+(NAME.txt), and session.json has all of them and how each case ended: a call that is cut off loses nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +26,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -61,8 +63,19 @@ QWEN3_4B = {
 }  # fmt: skip
 CELLS = ((64, 200, 128), (256, 200, 128), (1024, 200, 128), (256, 1000, 256))
 """Requests, prompt and new tokens."""
-LIMITS = {"tests": 210, "table": 170, "memory": 130, "constrained": 45, "agent": 55, "matmul": 60}
+LIMITS = {
+    "smollm2": 150, "tests": 160, "quantised": 90, "decode": 95,
+    "table": 170, "memory": 130, "constrained": 45, "agent": 55, "matmul": 60,
+}  # fmt: skip
 """Seconds of each case, at most."""
+FIRST_TESTS = (
+    "tests/kernels/test_training_kernels.py::test_decode_prefill_and_training_attend_in_one_order_of_keys",
+    "tests/engines/local/test_cuda_runner.py::test_engine_and_learner_agree_on_adapters_beside_one_base",
+    "tests/engines/local/test_cuda_runner.py::test_a_bound_that_is_far_too_small_changes_no_reply",
+)
+"""Tests that begin, so that a case which runs out of time has them."""
+INTERRUPT_SECONDS = 8
+"""Seconds that a case has to print what it has so far, once its time is over."""
 NUM_COMPARED = 16
 """Replies whose log-probs are computed again by the learner."""
 
@@ -179,19 +192,14 @@ def commands(name: str, folder: Path) -> list[str]:
     """The command of a case."""
     out = str(folder / f"{name}.json")
     if name == "tests":
-        return [
-            "-m",
-            "pytest",
-            "-q",
-            "-rf",
-            "--tb=short",
-            "-p",
-            "no:cacheprovider",
-            "tests/engines/local/test_cuda_runner.py",
-            "tests/kernels",
-        ]
+        options = ["-q", "-rf", "--tb=short", "-p", "no:cacheprovider"]
+        return ["-m", "pytest", *options, *FIRST_TESTS, "tests/engines/local/test_cuda_runner.py", "tests/kernels"]
     if name == "constrained":
         return [str(HERE / "constrained_decoding.py"), "--model", "smollm2", "--repeats", "2", "--out", out]
+    if name == "smollm2":
+        return [str(HERE / "gpu.py"), "--only", "learner,engine,step", "--out", out]
+    if name in ("quantised", "decode"):
+        return [str(HERE / f"gpu_{name}.py"), "--out", out]
     if name == "agent":
         return [str(HERE / "gpu.py"), "--only", "agent", "--out", out]
     if name == "matmul":
@@ -203,8 +211,8 @@ class Session:
     """The cases so far, in one file."""
 
     def __init__(self, out: Path, minutes: float) -> None:
-        self.out, self.clock = out, Clock(minutes)
-        self.folder = Path(tempfile.mkdtemp(prefix="gpu-session-"))
+        self.folder, self.clock = out.resolve(), Clock(minutes)
+        out.mkdir(parents=True, exist_ok=True)
         self.ended: dict[str, str] = {}
 
     def run(self, name: str) -> None:
@@ -224,7 +232,11 @@ class Session:
                 time.sleep(1)
                 self.write()
             if code is None:
-                os.killpg(process.pid, signal.SIGKILL)
+                os.kill(process.pid, signal.SIGINT)  # pytest then prints the failures so far
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(INTERRUPT_SECONDS)
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
         self.ended[name] = f"stopped after {seconds:.0f} s" if code is None else f"exit code {code}"
         self.write()
@@ -237,16 +249,17 @@ class Session:
         cases: dict[str, Any] = {}
         for name, ended in self.ended.items():
             figures = self.folder / f"{name}.json"
-            cases[name] = {"ended": ended, "output": self.output(name, 80)}
+            cases[name] = {"ended": ended, "output": self.output(name, 200)}
             with contextlib.suppress(OSError, ValueError):  # it is being written
                 cases[name]["figures"] = json.loads(figures.read_text())
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps({"seconds": self.clock.seconds, "cases": cases}, indent=1) + "\n")
+        (self.folder / "session.json").write_text(
+            json.dumps({"seconds": self.clock.seconds, "cases": cases}, indent=1) + "\n"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, required=True, help="the file of the figures")
+    parser.add_argument("--out", type=Path, required=True, help="the folder of the figures")
     parser.add_argument("--minutes", type=float, default=9)
     parser.add_argument("--only", default=",".join(LIMITS))
     parser.add_argument("--case", choices=["table", "memory"], help=argparse.SUPPRESS)

@@ -22,6 +22,8 @@ TARGET_PROGRAMS = 1024
 """Programs that fill a GPU: long rows of a small batch are split until there are about as many."""
 GROUP_QUERIES = 32
 """Queries of one key-value head that the rows of a shared-prefix group have together."""
+ATTEND_WARPS, ATTEND_STAGES = 2, 2
+"""Of the programs that attend; neither changes a bit (`benchmarks/gpu_decode.py` measures others)."""
 LOGITS_PER_BLOCK = 4096
 """Logits that the sampling kernel processes at a time."""
 
@@ -241,7 +243,7 @@ def attend(
     shared_lengths = positions if groups is None else groups.row_lengths
     _attend[(rows, kv_heads, parts)](
         query, *page_arguments(kv), slots, positions, shared_lengths, out, *common, max(16, pad), size, KEY_BLOCK,
-        SEGMENT_KEYS, parts, exact, joint, num_warps=2, num_stages=2, enable_fp_fusion=False,
+        SEGMENT_KEYS, parts, exact, joint, num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES, enable_fp_fusion=False,
     )  # fmt: skip
     if parts > 1:
         _merge_segments[(rows * heads,)](

@@ -20,6 +20,8 @@ from practicum.kernels.paged_kv import LayerPages
 
 QUERY_BLOCK = 64
 """Queries per program."""
+ATTEND_WARPS, ATTEND_STAGES = 4, 2
+"""Of the programs that attend; neither changes a bit (`benchmarks/gpu_decode.py` measures others)."""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,6 @@ def attend(joined: Tensor, kv: LayerPages, packed: PackedPrompts, heads: int) ->
     _attend[(len(packed.first), heads)](
         joined, *page_arguments(kv), out, packed.slots, packed.positions, packed.first, packed.count,
         size**-0.5 * LOG2E, heads, kv_heads, size, QUERY_BLOCK, KEY_BLOCK, SEGMENT_KEYS, joined.dtype == torch.float32,
-        num_warps=4, num_stages=2, enable_fp_fusion=False,
+        num_warps=ATTEND_WARPS, num_stages=ATTEND_STAGES, enable_fp_fusion=False,
     )  # fmt: skip
     return out
