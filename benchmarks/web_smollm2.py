@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -30,9 +30,9 @@ MAX_TURNS = {"web": 20, "miniwob": 10}
 SCRIPTED = sorted(set(TRAIN_TASKS) & set(POLICIES))
 
 
-def record(out: Path, counts: dict[str, int]) -> Iterator[list[str]]:
+def record(out: Path, counts: dict[str, int], parts: Sequence[str]) -> Iterator[list[str]]:
     """Commands that record the expert's episodes, and write them as rows of prompt and action."""
-    for part in PARTS:
+    for part in parts:
         chosen = [] if part == "web" else ["--env-arg", f"tasks={json.dumps(SCRIPTED)}"]
         episodes, turns = str(out / "episodes" / part), str(MAX_TURNS[part])
         yield ["collect", "--env", part, *SHORT, *chosen, "--policy", "expert", "--tokenizer", "smollm2", "--tasks",
@@ -40,9 +40,9 @@ def record(out: Path, counts: dict[str, int]) -> Iterator[list[str]]:
         yield ["export", "--input_dir", episodes, "--output_dir", str(out / "data" / part), "--format", "bc"]
 
 
-def train(out: Path, model: str, epochs: int) -> Iterator[list[str]]:
+def train(out: Path, model: str, epochs: int, parts: Sequence[str]) -> Iterator[list[str]]:
     """Commands that train an adapter on each part."""
-    for part in PARTS:
+    for part in parts:
         yield [
             "sft", "--dataset_path", str(out / "data" / part / "bc.jsonl"), "--model", model, "--output_dir",
             str(out / "adapters" / part), "--lora_r", "16", "--lora_alpha", "32", "training.learning_rate=1e-3",
@@ -51,9 +51,9 @@ def train(out: Path, model: str, epochs: int) -> Iterator[list[str]]:
         ]  # fmt: skip
 
 
-def evaluate(out: Path, model: str, tasks: dict[str, int]) -> Iterator[list[str]]:
+def evaluate(out: Path, model: str, tasks: dict[str, int], parts: Sequence[str]) -> Iterator[list[str]]:
     """Commands that evaluate the adapters and the model without training, greedily."""
-    for part in PARTS:
+    for part in parts:
         modes = [f"{part}-zero={model}", f"{part}-bc={out / 'adapters' / part}"]
         chosen = ["--subset", "needs_text=true"] if part == "web" else []
         yield ["matrix", "--mode", *modes, "--env", part, *SHORT, *chosen, "--tasks", str(tasks[part]), "--max-turns",
@@ -63,6 +63,7 @@ def evaluate(out: Path, model: str, tasks: dict[str, int]) -> Iterator[list[str]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("stage", choices=("record", "train", "evaluate"))
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS)
     parser.add_argument("--out", type=Path, default=Path("runs/web-smollm2"))
     parser.add_argument("--model", default="smollm2")
     parser.add_argument("--epochs", type=int, default=4)
@@ -70,11 +71,11 @@ def main() -> None:
     parser.add_argument("--miniwob", type=int, help="tasks of MiniWoB++ (default: 810 to record, 315 to evaluate)")
     args = parser.parse_args()
     if args.stage == "record":
-        commands = record(args.out, {"web": args.web or 1200, "miniwob": args.miniwob or 810})
+        commands = record(args.out, {"web": args.web or 1200, "miniwob": args.miniwob or 810}, args.parts)
     elif args.stage == "train":
-        commands = train(args.out, args.model, args.epochs)
+        commands = train(args.out, args.model, args.epochs, args.parts)
     else:
-        commands = evaluate(args.out, args.model, {"web": args.web or 120, "miniwob": args.miniwob or 315})
+        commands = evaluate(args.out, args.model, {"web": args.web or 120, "miniwob": args.miniwob or 315}, args.parts)
     for command in commands:
         run_command(*command)
 

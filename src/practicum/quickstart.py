@@ -43,13 +43,11 @@ from practicum.utils.tables import percent, percent_interval
 from practicum.utils.terminal import Progress, duration
 
 MODEL = "tiny-pretrained"
-DEMONSTRATIONS = 200
-LEVELS = (1, 2, 3, 4)
-"""Levels (numbers of steps) of the problems of RL and of the evaluation."""
-DEMONSTRATION_LEVELS = (1, 2) * 24 + (3, 4)
-"""Levels of the demonstrations: easy problems are demonstrated often, hard ones seldom."""
+DEMONSTRATIONS = 50
+LEVELS = (1, 2, 3)
+"""Levels (numbers of steps) of the problems of all stages."""
 SFT_SAMPLES = 5000
-"""Demonstrations that SFT sees, over all epochs: 25 epochs of 200."""
+"""Demonstrations that SFT sees, over all epochs: 100 epochs of 50."""
 MIN_EPOCHS = 10
 SFT_VALIDATIONS = 8
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
@@ -65,14 +63,13 @@ STAGE_KEYS = {
 class QuickstartSettings:
     """The sizes and settings of all stages.
 
-    RL and evaluation are of problems of `levels`, demonstrations of `demonstration_levels`; a level that is listed twice
-    has twice as many. The SFT model is the best of its validations on `check_tasks` tasks of `levels`.
+    Demonstrations, RL and evaluation are of problems of `levels`; a level that is listed twice has twice as many. The
+    SFT model is the best of its validations on `check_tasks` tasks.
     """
 
     sft: SFTSettings
     rl: RLSettings
     levels: tuple[int, ...] = LEVELS
-    demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
     demonstrations: int = DEMONSTRATIONS
     panel: int = 400
     check_tasks: int = 120
@@ -116,10 +113,6 @@ class Quickstart:
 
     def make_environment(self) -> MathEnvironment:
         return MathEnvironment(levels=self.plan.levels)
-
-    def demonstration_tasks(self) -> list[Task]:
-        environment = MathEnvironment(levels=self.plan.demonstration_levels)
-        return list(environment.tasks("train", self.plan.demonstrations, 1000 * self.seed + 1))
 
     def agent(self, temperature: float) -> Agent:
         sampling = Sampling(temperature, max_tokens=self.plan.max_tokens)
@@ -177,7 +170,7 @@ class Quickstart:
         return self._report(results | {"rl": await self._evaluate("rl")}, curve)
 
     async def _collect_demonstrations(self) -> list[Trajectory]:
-        tasks = self.demonstration_tasks()
+        tasks = self.tasks("train", self.plan.demonstrations, 1)
         agent = self.agent(1.0)
         engine = ScriptedEngine.of("expert", self.make_environment(), make_format(agent.format), self.policy.renderer)
         with self._stage("demonstrations", len(tasks), "episodes") as progress:
