@@ -55,8 +55,8 @@ quickstart: $(CORE)
 # once more alone, so that a test that failed only because of what ran beside it is named as such and does not hide the rest.
 PYTEST = $(BIN)/python -m pytest -m "not slow and not vllm"
 test: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests client_tests benchmarks
+	$(BIN)/ruff format --check src tests client_tests benchmarks
 	@$(BIN)/mypy & types=$$!; $(PYTEST) -n 2 --dist loadfile --no-loadscope-reorder; tests=$$?; \
 	  if [ $$tests -eq 1 ]; then echo "The failed tests again, one after the other:"; $(PYTEST) --last-failed --maxfail=10; tests=$$?; fi; \
 	  wait $$types && exit $$tests
@@ -127,13 +127,13 @@ web-matrix: $(STAMP)
 	$(WEB_MATRIX) --env-arg 'faults={"slow": 0.05, "error": 0.05, "vanish": 0.05, "popup": 0.05}' --out runs/web-matrix-faults
 
 lint: $(STAMP)
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests client_tests benchmarks
+	$(BIN)/ruff format --check src tests client_tests benchmarks
 	$(BIN)/mypy
 
 format: $(STAMP)
-	$(BIN)/ruff check --fix src tests benchmarks
-	$(BIN)/ruff format src tests benchmarks
+	$(BIN)/ruff check --fix src tests client_tests benchmarks
+	$(BIN)/ruff format src tests client_tests benchmarks
 
 # Does each way to train several roles learn? Figures in docs/roles.md.
 roles: $(STAMP)

@@ -1,9 +1,14 @@
-"""A server of the tiny model for clients that have an environment of their own (`make test-clients`)."""
+"""A server of the tiny model for other people's clients.
+
+The light ones are in the environment of the tests and run in `make test`; the others have one of their own, and the
+program PRACTICUM is then that of the server (`make test-clients`).
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -15,13 +20,15 @@ MODEL = "tiny"
 
 @pytest.fixture(scope="session")
 def base_url() -> Iterator[str]:
-    """The address of a server: PRACTICUM_URL, or one that is started with the program PRACTICUM."""
+    """The address of a server: PRACTICUM_URL, or one that is started (PRACTICUM, or this environment's own)."""
     if url := os.environ.get("PRACTICUM_URL"):
         yield url
         return
-    program, model = os.environ.get("PRACTICUM", ".venv/bin/practicum"), os.environ.get("PRACTICUM_MODEL", MODEL)
+    own = [sys.executable, "-m", "practicum.cli"]
+    program = [os.environ["PRACTICUM"]] if "PRACTICUM" in os.environ else own
+    model = os.environ.get("PRACTICUM_MODEL", MODEL)
     options = ["--served-model-name", MODEL, "--port", "0", "--return-tokens-as-token-ids"]
-    process = subprocess.Popen([program, "serve", model, *options], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*program, "serve", model, *options], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     url = process.stdout.readline().split()[0]
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -40,11 +41,13 @@ class ScriptEngine:
         self.requests.append(request)
         ids: list[int] = []
         stops, reason = StopStrings(self.renderer.tokenizer), StopReason.END
+        first_token_time: float | None = None
         try:
             if self.gate is not None:
                 await self.gate.wait()
             for token in self.renderer.encode_reply(self.reply(request)):
                 ids.append(token)
+                first_token_time = first_token_time or time.monotonic()
                 if request.on_tokens is not None:
                     request.on_tokens([SampledToken(token, -0.5, ((token, -0.5),) * request.top_logprobs)])
                 await asyncio.sleep(self.seconds_per_token)
@@ -62,7 +65,7 @@ class ScriptEngine:
         top = tuple(((token, -0.5),) * request.top_logprobs for token in ids) if request.top_logprobs else ()
         return Generation(
             tuple(ids), (-0.5,) * len(ids), reason, 0, "policy", top_logprobs=top,
-            response_format=request.response_format,
+            response_format=request.response_format, first_token_time=first_token_time,
         )  # fmt: skip
 
     def end_session(self, session: str) -> None:

@@ -244,7 +244,7 @@ def test_metrics_have_vllms_names(make_server: MakeServer) -> None:
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     label = '{model_name="script"'
     assert float(values[f"vllm:e2e_request_latency_seconds_count{label}}}"]) == 2
-    assert float(values[f"vllm:time_to_first_token_seconds_count{label}}}"]) == 1
+    assert float(values[f"vllm:time_to_first_token_seconds_count{label}}}"]) == 2
     assert float(values[f'vllm:request_success_total{label},finished_reason="stop"}}']) == 2
     assert float(values[f"vllm:num_requests_running{label}}}"]) == 0
     assert asyncio.run(read("/health")).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import signal
 import time
@@ -10,11 +11,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import httpx
+import pytest
 
+from practicum.cli.main import main
 from practicum.serving.app import ModelServer, make_app
 from practicum.serving.http import EventStream
 from practicum.serving.openai_chat import ChatCompletions
 from practicum.serving.server import http_server, listen, serve_in_background
+from practicum.serving.server import serve as serve_until_signal
 from practicum.serving.service import ClientLimits
 from tests.serving.conftest import MakeServer, until
 from tests.serving.streams import joined
@@ -175,3 +179,33 @@ def test_a_fault_within_a_stream_ends_it_with_an_error() -> None:
     error = json.loads(sent[-2]["body"].decode().removeprefix("data: "))
     assert error["error"]["code"] == "internal_error"
     assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+
+
+@pytest.mark.parametrize("num_steps", range(6))
+def test_ctrl_c_while_the_server_starts_leaves_no_traceback(
+    make_server: MakeServer, num_steps: int, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C cancels the main task, at any step of the start."""
+
+    async def run() -> None:
+        task = asyncio.create_task(serve_until_signal(make_server("x"), listen("127.0.0.1", 0), "127.0.0.1", 1))
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(run())
+    assert "Traceback" not in caplog.text + capfd.readouterr().err
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_ctrl_c_while_the_model_loads_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("practicum.serving.served_models.ModelLoader.load_base", interrupt)
+    assert main(["serve", "tiny", "--port", "0"]) == 130
+    assert capsys.readouterr().err == "\npracticum: stopped.\n"

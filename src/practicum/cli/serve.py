@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -62,7 +63,11 @@ def run(argv: list[str]) -> int:
     _check(args)
     if args.vllm_url is not None:
         _check_vllm({name: (getattr(args, name), parser.get_default(name)) for name in OWN_ENGINE_OPTIONS})
-    return _serve(args)
+    try:
+        return _serve(args)
+    except KeyboardInterrupt:  # before the server has signal handlers of its own, or a second Ctrl-C at its end
+        print("\npracticum: stopped.", file=sys.stderr)
+        return 130
 
 
 def _check(args: argparse.Namespace) -> None:
@@ -118,7 +123,7 @@ def _serve(args: argparse.Namespace) -> int:
         models = await (_load_models(args, loader) if follower is None else follower.start(_names(args)[0]))
         try:
             await _add_names(args, models)
-            await asyncio.sleep(0)  # Ctrl-C during the loading takes effect here: within uvicorn it is a traceback
+            await asyncio.sleep(0)  # Ctrl-C during the loading takes effect here
         except BaseException:
             await models.close()  # which unloads what was loaded into a vLLM server
             raise

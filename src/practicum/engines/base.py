@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -97,6 +97,8 @@ class Generation:
     response_format: Mapping[str, Any] | None = None
     """The form that every token was held to; None where there was none, or where a server saw to it by its own means.
     Log-probs are then of the distribution over the tokens that it allows."""
+    first_token_time: float | None = field(default=None, compare=False)
+    """When the first token was there (`time.monotonic`); None where the engine does not say."""
 
 
 class Engine(Protocol):

@@ -291,8 +291,8 @@ class ModelServer:
         return json_response({"version": __version__})
 
     async def get_metrics(self, request: Request) -> Response:
-        gauges = {"vllm:num_requests_running": float(self.queue.running)}
-        gauges["vllm:num_requests_waiting"] = float(self.queue.waiting)
+        gauges: dict[str, float] = {"vllm:num_requests_running": self.queue.running}
+        gauges["vllm:num_requests_waiting"] = self.queue.waiting
         counters: dict[str, float] = {}
         name = "episodes"
         if self.models is not None:
@@ -301,8 +301,11 @@ class ModelServer:
             counters["vllm:prefix_cache_queries_total"] = engine.stats.reused + engine.stats.prefilled
             counters["vllm:prefix_cache_hits_total"] = engine.stats.reused
             counters["practicum:decode_steps_total"] = engine.stats.decode_steps
+            counters["vllm:num_preemptions_total"] = engine.stats.preempted
+            gauges["vllm:num_requests_running"] = engine.num_running
+            gauges["vllm:num_requests_waiting"] += engine.num_waiting
+            gauges["vllm:kv_cache_usage_perc"] = engine.kv_cache.usage(self.models.default.context)
             gauges["practicum:prefix_cache_bytes"] = engine.prefixes.bytes
-            gauges["practicum:engine_slots_used"] = engine.num_running
         if self.follower is not None:
             gauges["practicum:promoted_version"] = self.follower.version
             counters["practicum:refused_versions_total"] = len(self.follower.refused)

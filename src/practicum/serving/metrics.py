@@ -68,7 +68,7 @@ class Metrics:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     finished: Counter[str] = field(default_factory=Counter)
-    """Finished replies by reason: stop, length, tool_calls, abort, error."""
+    """Finished replies by the engine's reason: stop (a tool call, too), length, abort (the client's, or an error)."""
     rejected: int = 0
 
     def text(self, model: str, gauges: Mapping[str, float], counters: Mapping[str, float]) -> str:

@@ -65,9 +65,11 @@ def listen_at(path: Path) -> socket.socket:
 
 
 def http_server(app: Starlette, drain_seconds: float) -> HTTPServer:
+    # The application has no lifespan events; uvicorn would log a traceback where Ctrl-C cancels the waiting for them.
     config = uvicorn.Config(
-        app, log_level="warning", timeout_graceful_shutdown=int(drain_seconds), timeout_keep_alive=30, backlog=BACKLOG
-    )
+        app, log_level="warning", timeout_graceful_shutdown=int(drain_seconds), timeout_keep_alive=30, backlog=BACKLOG,
+        lifespan="off",
+    )  # fmt: skip
     return HTTPServer(config, app.state.server)
 
 

@@ -283,7 +283,7 @@ class TurnRunner:
                         yield event
             finally:
                 for reason in (*reasons, *["abort"] * (turn.n - len(reasons))):
-                    self.metrics.finished[reason] += 1
+                    self.metrics.finished["stop" if reason == "tool_calls" else reason] += 1
                 self.queue.release(weight, time.monotonic() - begun)
 
     async def _generate(
@@ -308,10 +308,14 @@ class TurnRunner:
                     batch.append(events.get_nowait())
                 if turn.stream:
                     last_token = self._observe_tokens(batch, begun, last_token)
+                else:
+                    self._observe_whole(batch, begun)
                 for event in replies.read(batch):
                     yield event
             self._observe_end(replies, begun)
         finally:
+            self.metrics.prompt_tokens += len(prepared.ids)
+            self.metrics.generation_tokens += replies.num_sampled
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -350,13 +354,18 @@ class TurnRunner:
             self.metrics.inter_token_latency.observe((now - (last_token or now)) / count, count)
         return now
 
+    def _observe_whole(self, batch: Sequence[tuple[int, Any]], begun: float) -> None:
+        """Observe replies that are not streamed: their tokens after the first one have the mean latency."""
+        for _, item in batch:
+            if isinstance(item, Generation) and item.first_token_time is not None:
+                self.metrics.time_to_first_token.observe(item.first_token_time - begun)
+                if (count := len(item.ids) - 1) > 0:
+                    self.metrics.inter_token_latency.observe((time.monotonic() - item.first_token_time) / count, count)
+
     def _observe_end(self, replies: _OpenChoices, begun: float) -> None:
         self.metrics.e2e_request_latency.observe(time.monotonic() - begun)
-        num_prompt, sampled = len(replies.prepared.ids), sum(len(choice.tokens) for choice in replies.choices)
-        self.metrics.prompt_tokens += num_prompt
-        self.metrics.generation_tokens += sampled
-        self.metrics.prompt_tokens_per_request.observe(num_prompt)
-        self.metrics.generation_tokens_per_request.observe(sampled)
+        self.metrics.prompt_tokens_per_request.observe(len(replies.prepared.ids))
+        self.metrics.generation_tokens_per_request.observe(replies.num_sampled)
 
     @staticmethod
     def _replay(prepared: PreparedTurn, turn: TurnRequest) -> list[Event]:
@@ -404,6 +413,11 @@ class _OpenChoices:
         self.choices = [CompletionChoice(index) for index in range(turn.n)]
         self.generations: dict[int, Generation] = {}
         self.num_open = turn.n
+
+    @property
+    def num_sampled(self) -> int:
+        """Tokens of all choices up to now."""
+        return sum(len(choice.tokens) for choice in self.choices)
 
     def read(
         self, batch: Sequence[tuple[int, Sequence[SampledToken] | Generation | Exception]]

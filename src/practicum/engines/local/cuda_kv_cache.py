@@ -145,8 +145,11 @@ class CudaKVCache(KVCache):
         """Bytes that are allocated."""
         return self.pool.size * self.pool.page_bytes
 
+    @property
+    def bytes_in_slots(self) -> int:
+        return self._num_in_slots * self.pool.page_bytes
+
     def bytes_of(self, num_tokens: int) -> int:
-        """Bytes of the pages that a request of this many tokens has."""
         return num_pages(num_tokens) * self.pool.page_bytes
 
     @property

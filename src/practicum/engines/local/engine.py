@@ -539,9 +539,11 @@ class LocalEngine:
         """Append new tokens to their requests: those that are finished, and why (None: the caller gave up)."""
         finished: list[tuple[RunningRequest, StopReason | None]] = []
         streamed: list[tuple[RunningRequest, list[SampledToken]]] = []
+        now = time.monotonic()
         for one, ids, logprobs, may_end in tokens:
             if one.finished:
                 continue
+            one.first_token_time = one.first_token_time or now
             reason, start = None, len(one.new_ids)
             if may_end or one.per_token or len(one.new_ids) + len(ids) >= one.max_new_tokens:
                 reason = append_tokens(one, ids, logprobs, self.renderer.end_ids, self._stop_strings)
@@ -590,5 +592,6 @@ class LocalEngine:
             top_logprobs=tuple(one.top_logprobs[: len(one.new_ids)]),
             response_format=request.response_format,
             kept=encode_kept(one.kept[: len(one.new_ids)]) if one.records_kept else None,
+            first_token_time=one.first_token_time,
         )
         results.append((one, result))

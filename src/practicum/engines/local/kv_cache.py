@@ -241,6 +241,23 @@ class KVCache:
         """Bytes that one layer keeps per token."""
         return 2 * self.shape.kv_heads * self.shape.head_size * self.dtype.itemsize
 
+    @property
+    def bytes_in_slots(self) -> int:
+        """Bytes of the pages that running requests have; one that several have is counted once."""
+        raise NotImplementedError
+
+    def bytes_of(self, num_tokens: int) -> int:
+        """Bytes of the pages that a request of this many tokens has."""
+        raise NotImplementedError
+
+    def usage(self, context: int) -> float:
+        """The share of the cache that running requests have, from 0 to 1; cached prefixes do not count.
+
+        Where there is no bound in bytes, the whole is a request of `context` tokens in every slot.
+        """
+        whole = self.num_slots * self.bytes_of(context) if self.max_bytes is None else self.max_bytes
+        return min(1.0, self.bytes_in_slots / whole)
+
     def grow(self, num_tokens: int) -> bool:
         """Let every slot have at least `num_tokens`; whether captured graphs are of no use any more."""
         raise NotImplementedError

@@ -122,8 +122,12 @@ class PagedKVCache(KVCache):
         """Bytes that are allocated."""
         return sum(block.numel() * block.element_size() for block in self._blocks)
 
+    @property
+    def bytes_in_slots(self) -> int:
+        num_keys = sum(block_start(len(pages)) for pages in self._pages)
+        return num_keys * self.shape.layers * self.bytes_per_token
+
     def bytes_of(self, num_tokens: int) -> int:
-        """Bytes of the pages that a request of this many tokens has."""
         return block_start(block_count(num_tokens)) * self.shape.layers * self.bytes_per_token
 
     def grow(self, num_tokens: int) -> bool:

@@ -155,6 +155,8 @@ class RunningRequest:
     """The ids that each token was sampled among, where the request leaves some out and is not greedy."""
     matcher: GrammarMatcher | None = None
     """The grammar of a reply that must have a response format."""
+    first_token_time: float | None = None
+    """When the first token was there (`time.monotonic`)."""
     per_token: bool = field(init=False)
     """Whether each token must be looked at alone, for a stop string or a listener."""
     is_filtered: bool = field(init=False)
@@ -174,7 +176,7 @@ class RunningRequest:
         self.finished = True
         anew = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
         anew.hashes, anew.adapter, anew.alone = self.hashes, self.adapter, self.alone
-        anew.num_streamed = self.num_streamed
+        anew.num_streamed, anew.first_token_time = self.num_streamed, self.first_token_time
         if self.matcher is not None and self.request.response_format is not None:
             anew.matcher = self.matcher.grammars.matcher(self.request.response_format)
         return anew

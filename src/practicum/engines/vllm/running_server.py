@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -83,11 +84,12 @@ class RunningVLLM:
         if request.response_format is not None:
             body["structured_outputs"] = structured_outputs(request.response_format, self.renderer.tokenizer)
         tokens: list[SampledToken] = []
-        finish_reason, num_cached = "", 0
+        finish_reason, num_cached, first_token_time = "", 0, None
         async for chunk in self._chunks(body):
             for choice in chunk["choices"]:
                 new = _tokens(choice, request.top_logprobs)
                 tokens += new
+                first_token_time = first_token_time or (time.monotonic() if new else None)
                 if new and request.on_tokens is not None:
                     request.on_tokens(new)
                 finish_reason = choice.get("finish_reason") or finish_reason
@@ -107,6 +109,7 @@ class RunningVLLM:
             source=ActionSource.POLICY,
             prompt_cached=num_cached,
             top_logprobs=tuple(token.top for token in kept) if request.top_logprobs else (),
+            first_token_time=first_token_time,
         )
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncIterator[Any]:
