@@ -40,7 +40,7 @@ from practicum.training.sft import SFTSettings, planned_steps, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.tables import percent, percent_interval
-from practicum.utils.terminal import Progress, duration
+from practicum.utils.terminal import Progress, duration, sparkline
 
 MODEL = "tiny-pretrained"
 DEMONSTRATIONS = 50
@@ -195,7 +195,7 @@ class Quickstart:
         with self._stage("SFT", planned_steps(len(demonstrations), plan), "steps") as progress:
 
             def show(step: int, metrics: dict[str, float]) -> None:
-                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, validation {percent(success, digits=0)}")
+                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, val {percent(success, digits=0)}")
 
             self.sft_state = await train_sft(
                 self.policy, demonstrations, plan, self.out / "sft", show, evaluate, say=lambda text: None
@@ -211,8 +211,8 @@ class Quickstart:
 
             def show(step: int, metrics: dict[str, float]) -> None:
                 curve.append(metrics["success/mean"])
-                recent = curve[-5:]
-                progress.advance(1, f"success {percent(sum(recent) / len(recent))} (last {len(recent)} steps)")
+                recent = mean(curve[-5:])
+                progress.advance(1, f"success {percent(recent)} {sparkline(curve, 8)}".rstrip())
 
             settings = RunSettings(plan.total_training_steps, val_before_train=False, save_on_stop=False)
             trainer = RLTrainer(self.policy, source, plan)
@@ -279,10 +279,8 @@ class Quickstart:
             self.say(sentence(gain))
         write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self.say(f"{duration(total)} min in all; {written}")
-        example = next(iter(sorted((self.out / list(results)[-1] / "examination").glob("*.jsonl"))), None)
         self.say(f"All of it on one page: practicum report {self.out}")
-        if example is not None:
-            self.say(f"See an episode: practicum show '{example}'")
+        self.say(f"Its episodes: practicum show {self.out / list(results)[-1] / 'examination'}")
         return summary
 
     def _success_by_level(self, result: EvalResult) -> dict[int, float]:
@@ -348,6 +346,6 @@ def sentence(gain: Comparison) -> str:
         return f"RL against SFT: no difference shown (p = {success.p_value:.3g}, n = {success.num_tasks})."
     return (
         f"RL is {gain.conclusion} than SFT by {100 * abs(success.difference):.1f} points "
-        f"[{100 * success.interval.low:.1f}, {100 * success.interval.high:.1f}] on the same {success.num_tasks} tasks "
-        f"({success.test} p = {success.p_value:.2g})."
+        f"[{100 * success.interval.low:+.1f}, {100 * success.interval.high:+.1f}] on the same {success.num_tasks} "
+        f"tasks ({success.test} p = {success.p_value:.2g})."
     )

@@ -30,9 +30,14 @@ for argv in json.loads(sys.argv[1]):
 
 
 def in_terminal(
-    commands: Sequence[Sequence[str]], folder: Path, width: int = 80, until: bytes | None = None, **env: str
+    commands: Sequence[Sequence[str]],
+    folder: Path,
+    width: int = 80,
+    until: bytes | None = None,
+    setup: str = "",
+    **env: str,
 ) -> bytes:
-    """Run commands one after another in a terminal; returns the bytes that it got.
+    """Run commands one after another in a terminal, after the program `setup`; returns the bytes that it got.
 
     With `until`, for a command that does not end by itself: it is killed when it has written that, which is the last
     that is returned.
@@ -40,7 +45,7 @@ def in_terminal(
     main, terminal = pty.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 50, width, 0, 0))
     process = subprocess.Popen(
-        [sys.executable, "-c", RUNNER, json.dumps([list(argv) for argv in commands]), MARK],
+        [sys.executable, "-c", setup + RUNNER, json.dumps([list(argv) for argv in commands]), MARK],
         cwd=folder, stdin=terminal, stdout=terminal, stderr=terminal, env=environment(env),
     )  # fmt: skip
     os.close(terminal)

@@ -49,7 +49,16 @@ MAIN = [
 QUICK = ("envs", "tasks", "convert", "collect", "export", "plan", "pipeline", "compare", "matrix", "promote", "report",
          "show")  # fmt: skip
 SERVED = [["ui", "runs", "--port", "0"], ["serve", "tiny", "--port", "0"]]
-SLOW = [["envs", "check", "math"], ["quickstart", "--demonstrations", "8", "--sft-only"], ["htdag", "baseline"]]
+SLOW = [["envs", "check", "math"], ["quickstart"], ["htdag", "baseline"]]
+QUICKSTART = """
+from dataclasses import replace
+from practicum import quickstart
+whole = quickstart.default_plan(0, 40)
+SMALL = replace(whole, panel=40, check_tasks=20, sft=replace(whole.sft, num_epochs=25, check_every=40),
+                rl=replace(whole.rl, total_training_steps=LENGTH, train_batch_size=8))
+quickstart.default_plan = lambda seed, demonstrations: SMALL
+"""
+"""Makes `practicum quickstart` short; the stages and what they print stay as they are."""
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
 
 
@@ -108,6 +117,29 @@ def test_without_colour_and_in_a_pipe_there_are_no_escapes(output: bytes, folder
 
 @pytest.mark.slow
 def test_long_commands_fit_80_columns(tmp_path: Path) -> None:
-    data = in_terminal(SLOW, tmp_path)
+    data = in_terminal(SLOW, tmp_path, setup=QUICKSTART.replace("LENGTH", "25"))
     assert too_wide(data, 80) == []
+    text = data.decode()
+    for stage in ("evaluate base", "demonstrations", "SFT", "evaluate sft", "RL (GRPO)", "evaluate rl"):
+        assert stage in text
+    assert re.search(r"SFT.* steps .* left  loss 0\.\d+, val \d+ %", text)
+    assert re.search(r"RL \(GRPO\).* steps .* left  success \d+\.\d % [▁▂▃▄▅▆▇█]{2,}", text)
+    assert "…" not in text.partition("quickstart")[2].partition(MARK)[0]
+    (table,) = re.findall(r"^policy .*\n(?:\w.*\n){4}", "\n".join(screen_lines(data)), re.MULTILINE)
+    assert [line.split()[0] for line in table.splitlines()] == ["policy", "null", "base", "sft", "rl"]
+    assert "All of it on one page" in text
+
+
+@pytest.mark.slow
+def test_the_whole_quickstart_without_colour_and_in_a_pipe_has_no_escapes(tmp_path: Path) -> None:
+    short = QUICKSTART.replace("LENGTH", "2")
+    data = in_terminal([["quickstart", "--out", "a"]], tmp_path, setup=short, NO_COLOR="1")
     assert "All of it on one page" in data.decode()
+    assert not COLOUR.search(data)
+    done = subprocess.run(
+        [sys.executable, "-c", short + RUNNER, json.dumps([["quickstart", "--out", "b"]]), MARK],
+        cwd=tmp_path, capture_output=True, env=environment({}),
+    )  # fmt: skip
+    assert b"All of it on one page" in done.stdout
+    assert b"\x1b" not in done.stdout + done.stderr
+    assert b"\r" not in done.stdout + done.stderr

@@ -23,7 +23,7 @@ INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028\u2029\u202a-\u202e\u2060-\u206f\ufeff]"
 )
 """Characters that control a terminal, change the direction of the text around them, or cannot be seen."""
-BAR_WIDTH = 16
+BAR_WIDTH, MIN_BAR_WIDTH = 16, 4
 BARS = "▁▂▃▄▅▆▇█"
 
 
@@ -136,19 +136,24 @@ class Progress:
         )
 
     def _render(self) -> RenderableType:
+        from rich.cells import cell_len
         from rich.progress_bar import ProgressBar
         from rich.table import Table
         from rich.text import Text
 
+        status = Text(self._status())
+        # A narrow terminal shortens the bar first: the note says more.
+        left = text_width(self.stream) - cell_len(printable(self.label)) - status.cell_len - 2
+        width = max(MIN_BAR_WIDTH, min(BAR_WIDTH, left))
         line = Table.grid(padding=(0, 1), expand=True)
         line.add_column(no_wrap=True)
-        line.add_column(width=BAR_WIDTH)
+        line.add_column(width=width)
         line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-        bar = ProgressBar(total=max(1, self.total), completed=min(self.done, self.total), width=BAR_WIDTH)
+        bar = ProgressBar(total=max(1, self.total), completed=min(self.done, self.total), width=width)
         label = Text(
             printable(self.label), style="bold" if use_colour(self.stream) else ""
         )  # NO_COLOR: no escape at all
-        line.add_row(label, bar, Text(self._status()))
+        line.add_row(label, bar, status)
         return line
 
 
