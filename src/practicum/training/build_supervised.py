@@ -29,7 +29,7 @@ from practicum.data.jsonl import read_rows
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.store import read_training_episodes
 from practicum.data.task_overlap import write_train_tasks
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import UserError, nearest_name
 from practicum.models import loader, lora
 from practicum.models.loader import Device
 from practicum.training import ranks
@@ -62,7 +62,7 @@ HARDWARE: Mapping[str, tuple[int, int]] = {
 def hardware_overrides(name: str) -> list[str]:
     """The overrides that a card's name stands for."""
     if name not in HARDWARE:
-        raise UserError(f"Unknown hardware '{name}'.{did_you_mean(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
+        raise UserError(f"Unknown hardware '{name}'.{nearest_name(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
     batch_size, accumulation = HARDWARE[name]
     return [f"training.batch_size={batch_size}", f"training.gradient_accumulation_steps={accumulation}"]
 
