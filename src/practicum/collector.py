@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -21,6 +20,7 @@ from practicum.engines.server_check import check_server
 from practicum.errors import UserError
 from practicum.rollout_settings import RolloutSettings, policy_identity
 from practicum.trajectory import Attempt, Outcome, Trajectory
+from practicum.utils.concurrency import run_async
 from practicum.utils.tables import percent
 from practicum.utils.terminal import Progress, printable
 
@@ -111,7 +111,7 @@ def collect(settings: CollectSettings, *, progress: bool = True, log: Callable[[
     A folder that holds episodes made under other settings is an error. `progress` shows a line on stderr; `log` gets
     notes about the settings before the first episode.
     """
-    return asyncio.run(run_collection(settings, plan_collection(settings, log), progress))
+    return run_async(run_collection(settings, plan_collection(settings, log), progress))
 
 
 def plan_collection(settings: CollectSettings, log: Callable[[str], None] = print) -> Collection:

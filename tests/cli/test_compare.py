@@ -109,3 +109,5 @@ def test_modes_may_follow_one_flag(write: Write, capsys: pytest.CaptureFixture[s
     assert main(["matrix", "--mode", "null", "top=expert", "--env", "math", "--tasks", "6", "--out", "m"]) == 0
     assert sorted(path.name for path in Path("m").glob("*.json")) == ["null.json", "top.json"]
     assert "top" in capsys.readouterr().out
+    assert main(["matrix", "--mode", "null", "expert"]) == 2
+    assert capsys.readouterr().err.startswith("practicum: Say which environment to evaluate in: --env NAME")

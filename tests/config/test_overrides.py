@@ -169,6 +169,26 @@ def test_an_unknown_recipe_is_an_error_that_lists_those_there_are() -> None:
         resolve_train(["recipe=math-tinny"])
     assert "Did you mean 'math-tiny'" in str(caught.value)
     assert all(name in str(caught.value) for name in recipe_names())
+    with pytest.raises(UserError) as caught:
+        resolve_train(["recipe=nothing-like-it"])
+    assert str(caught.value).count("textcraft-smollm2-gpu") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("rollout.n=4", "Did you mean 'actor_rollout_ref.rollout.n'?"),
+        ("clip_ratio=0.1", "Did you mean 'actor_rollout_ref.actor.clip_ratio'?"),
+        ("grad_clip=1", "Which one: actor_rollout_ref.actor.grad_clip, critic.grad_clip?"),
+        ("trainer.toal_epochs=1", "Did you mean 'trainer.total_epochs'?"),
+        ("qqq=1", "docs/config.md says what they mean."),
+    ],
+)
+def test_the_end_of_a_key_gets_the_whole_key_and_no_hint_lists_them_all(override: str, says: str) -> None:
+    with pytest.raises(UserError) as caught:
+        resolve_train([override])
+    assert str(caught.value).endswith(says)
+    assert len(str(caught.value)) < 150
 
 
 def test_recipes_are_found_from_any_folder(tmp_path: Path) -> None:

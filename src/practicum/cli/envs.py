@@ -79,13 +79,14 @@ def show(name: str) -> int:
 def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
     """Serve an environment of AgentGym until it is stopped."""
     from practicum.environments.agentgym import server
+    from practicum.utils.concurrency import run_async
 
     def announce(address: str) -> None:
         print(f"{name} at {address} (Ctrl-C stops it)", flush=True)
         if host not in server.LOOPBACK:
             print("Everybody who can reach this machine can use these environments.", flush=True)
 
-    asyncio.run(server.serve(name, host, port, options, announce))
+    run_async(server.serve(name, host, port, options, announce))
     return 0
 
 

@@ -38,6 +38,8 @@ def run(argv: list[str]) -> int:
 def parse_settings(argv: list[str]) -> list[EvalSettings]:
     """The settings that the flags ask for, one per environment."""
     environments, rest = split_environments(expand_mode(normalize_flags(argv)))
+    if not environments and not {"-h", "--help"} & set(rest):
+        raise UserError("Say which environment to evaluate in: --env NAME; `practicum envs` lists them.")
     args = make_parser().parse_args([*(["--env", environments[0]] if environments else []), *rest])
     from practicum.evaluation.settings import EvalSettings, settings_by_environment
 

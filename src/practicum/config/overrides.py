@@ -24,7 +24,7 @@ from practicum.config.fields import check_fields
 from practicum.config.pipeline import PipelineConfig
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import UserError, nearest_name
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 CLIP = (f"{ACTOR}clip_ratio_low", f"{ACTOR}clip_ratio_high")
@@ -347,12 +347,23 @@ def _set(schema: type, tree: DictConfig, name: str, value: Any) -> list[str]:
     """Set what a name stands for; the keys that were set."""
     keys = []
     for key, translated in translate(schema, name, value):
-        _set_key(tree, key, translated)
+        _set_key(schema, tree, key, translated)
         keys.append(key)
     return keys
 
 
-def _set_key(tree: DictConfig, key: str, value: Any) -> None:
+def _key_hint(schema: type, tree: DictConfig, key: str) -> str:
+    """The key that was probably meant: one that ends as the given name does (`rollout.n`), or the nearest one."""
+    known = schema_keys(tree)
+    whole = [name for name in (*known, *RENAMED[schema], *SEVERAL) if name.endswith(f".{key}")]
+    if len(whole) == 1:
+        return f" Did you mean '{whole[0]}'?"
+    if whole:
+        return f" Which one: {', '.join(whole)}?"
+    return nearest_name(key, known) or " `--dry-run` prints every key, and docs/config.md says what they mean."
+
+
+def _set_key(schema: type, tree: DictConfig, key: str, value: Any) -> None:
     node: Any = tree
     parts = key.split(".")
     if parts[:2] == ROLES and len(parts) == 4 and "roles" in tree.get("agent", ()) and parts[2] not in tree.agent.roles:
@@ -360,7 +371,7 @@ def _set_key(tree: DictConfig, key: str, value: Any) -> None:
         tree.agent.roles[parts[2]] = OmegaConf.structured(tree.agent.roles._metadata.element_type)
     for depth, part in enumerate(parts):
         if not OmegaConf.is_dict(node) or (part not in node and not _is_free(parts[:depth])):
-            raise UserError(f"Unknown key '{key}'.{did_you_mean(key, schema_keys(tree))}")
+            raise UserError(f"Unknown key '{key}'.{_key_hint(schema, tree, key)}")
         if _is_free(parts[:depth]):
             break
         node = node[part]
@@ -391,7 +402,7 @@ def _read_recipe(name: str, folder: Path, including: tuple[Path, ...] = ()) -> l
     if not path.is_file():
         names = recipe_names(folder)
         raise UserError(
-            f"There is no recipe '{name}'.{did_you_mean(name, names)} Recipes: {', '.join(names)}; "
+            f"There is no recipe '{name}'.{nearest_name(name, names)} Recipes: {', '.join(names)}; "
             "or give the path of a YAML file."
         )
     try:

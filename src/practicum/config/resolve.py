@@ -34,7 +34,7 @@ from practicum.config.overrides import (
 from practicum.config.pipeline import PipelineConfig
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import UserError, did_you_mean, nearest_name
 
 ALGORITHM, ACTOR, MODEL = "algorithm.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
 TINY_MODELS = ("tiny", "tiny-pretrained")
@@ -376,7 +376,7 @@ def check_sharding(config: TrainConfig, chosen: Set[str]) -> None:
 def check_strategy(strategy: str, key: str) -> None:
     """Refuse a way to divide the learner that there is not."""
     if strategy not in STRATEGIES:
-        raise UserError(f"Unknown {key} '{strategy}'.{did_you_mean(strategy, STRATEGIES)} Known: ddp, fsdp2.")
+        raise UserError(f"Unknown {key} '{strategy}'.{nearest_name(strategy, STRATEGIES)} Known: ddp, fsdp2.")
 
 
 def check_launch(config: TrainConfig, chosen: Set[str]) -> None:

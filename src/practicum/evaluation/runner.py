@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from practicum.evaluation.result import EvalResult
 from practicum.evaluation.settings import EvalSettings
 from practicum.rollout_settings import policy_identity
 from practicum.trajectory import Trajectory
+from practicum.utils.concurrency import run_async
 from practicum.utils.terminal import Progress
 
 MAX_LABEL_CHARACTERS = 22
@@ -127,7 +127,7 @@ def evaluate_all(
             runner.check_policy()
     results = []
     for runner in runners:
-        results.append(asyncio.run(runner.run(progress)))
+        results.append(run_async(runner.run(progress)))
         if on_result is not None:
             on_result(runner, results[-1])
     return results

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import itertools
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
@@ -73,6 +72,7 @@ from practicum.training.supervised import place_adapter
 from practicum.training.trainable_policy import ShardingSettings, TrainablePolicy, sharing_weights
 from practicum.training.trainer import Evaluated
 from practicum.trajectory import Trajectory
+from practicum.utils.concurrency import run_async
 from practicum.utils.memory import out_of_memory_in
 from practicum.utils.terminal import Progress, sparkline
 
@@ -143,8 +143,8 @@ def train(
     with explain_out_of_memory(LESS_MEMORY_TRAIN), _all_ranks(resolved.config) as launch:
         if not launch.is_first:
             model = run_folder(resolved.config) / MODEL if model_folder is None else Path(model_folder)
-            return asyncio.run(_follow(resolved.config, model))
-        return asyncio.run(_train(resolved.config, model_folder, progress, log, on_step))
+            return run_async(_follow(resolved.config, model))
+        return run_async(_train(resolved.config, model_folder, progress, log, on_step))
 
 
 def _all_ranks(config: TrainConfig) -> AbstractContextManager[Launch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -30,7 +29,7 @@ from practicum.data.jsonl import read_rows
 from practicum.data.run_folder import FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
 from practicum.data.store import read_training_episodes
 from practicum.data.task_overlap import write_train_tasks
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import UserError, nearest_name
 from practicum.models import loader, lora, quantisation
 from practicum.models.loader import Device
 from practicum.training import ranks
@@ -47,6 +46,7 @@ from practicum.training.supervised import SupervisedTrainer, place_adapter, supe
 from practicum.training.text_dataset import read_demonstration_rows
 from practicum.training.trainable_policy import GPU_TOKENS, ShardingSettings, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory, is_trained, learned_roles
+from practicum.utils.concurrency import run_async
 from practicum.utils.tables import percent
 from practicum.utils.terminal import Progress
 
@@ -62,7 +62,7 @@ HARDWARE: Mapping[str, tuple[int, int]] = {
 def hardware_overrides(name: str) -> list[str]:
     """The overrides that a card's name stands for."""
     if name not in HARDWARE:
-        raise UserError(f"Unknown hardware '{name}'.{did_you_mean(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
+        raise UserError(f"Unknown hardware '{name}'.{nearest_name(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
     batch_size, accumulation = HARDWARE[name]
     return [f"training.batch_size={batch_size}", f"training.gradient_accumulation_steps={accumulation}"]
 
@@ -392,7 +392,7 @@ def _follow(config: SFTConfig | DPOConfig, trainer: SupervisedTrainer) -> TrainR
             await trainer.policy.close()
 
     folder = Path(config.output_dir)
-    return TrainResult(folder, folder / "model", asyncio.run(finish()), None, None, {})
+    return TrainResult(folder, folder / "model", run_async(finish()), None, None, {})
 
 
 def _supervised(
@@ -424,7 +424,7 @@ def _supervised(
         finally:
             await run.policy.close()
 
-    state = asyncio.run(finish())
+    state = run_async(finish())
     if run.policy.loaded.adapter is not None:
         place_adapter(run.folder)
     return TrainResult(run.folder, run.folder / "model", state.step, state.best_step, state.best_value, metrics)

@@ -15,7 +15,7 @@ from pathlib import Path
 from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
 from practicum.data.run_folder import resolve_model
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import UserError, nearest_name
 from practicum.models.decoder import Shape, attention_flops, forward_flops, peak_flops, update_flops
 from practicum.models.loader import CPU_BATCH_SIZE, GPU_BATCH_SIZE
 from practicum.training.estimators import ESTIMATORS
@@ -99,7 +99,7 @@ Links are the makers' figures, the network 400 Gbit/s per GPU."""
 
 def find_hardware(name: str) -> Hardware:
     if name.lower() not in HARDWARE:
-        raise UserError(f"Unknown hardware '{name}'.{did_you_mean(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
+        raise UserError(f"Unknown hardware '{name}'.{nearest_name(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
     return HARDWARE[name.lower()]
 
 

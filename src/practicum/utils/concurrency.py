@@ -13,6 +13,8 @@ settings are such); values of a `threading.local` remain from earlier calls.
 Programs in a sandbox are run by such threads, at most so many at once (`slot`), and deadlines belong to the event loop:
 a thread tells the coroutine that waits for it when it begins to wait for a slot and when it has one, and the deadline
 is paused in between.
+
+`run_async` is `asyncio.run` with an event loop that every signal wakes.
 """
 
 from __future__ import annotations
@@ -25,10 +27,12 @@ import inspect
 import math
 import os
 import queue
+import signal
+import socket
 import threading
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar, Token
 from typing import Any, ParamSpec, TypeVar
@@ -330,3 +334,37 @@ async def perform(function: Callable[..., Any], /, *args: Any, **kwargs: Any) ->
     if inspect.iscoroutinefunction(function):
         return await function(*args, **kwargs)
     return await in_thread(functools.partial(function, *args, **kwargs))  # an argument may have any name
+
+
+def run_async(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine as `asyncio.run` does, in an event loop that a signal wakes at once.
+
+    Python runs signal handlers in the main thread, between two of its instructions. A signal that arrives just before
+    the loop begins to wait for events, or in another thread, is noted and interrupts nothing: with nothing else to do
+    the loop would wait forever, and SIGTERM would have no effect.
+    """
+
+    async def run() -> T:
+        with _signals_wake(asyncio.get_running_loop()):
+            return await coroutine
+
+    return asyncio.run(run())
+
+
+@contextlib.contextmanager
+def _signals_wake(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
+    """Let every signal write a byte to a socket that the loop reads; outside the main thread nothing is done."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    reader, writer = socket.socketpair()
+    with reader, writer:
+        reader.setblocking(False)
+        writer.setblocking(False)
+        loop.add_reader(reader, reader.recv, 4096)
+        before = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            loop.remove_reader(reader)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -276,8 +278,22 @@ def test_the_command_serves_with_options() -> None:
         told = client.post("reset", {"id": number, "data_idx": 4})["observation"]
         assert told.startswith("Your goal: go to a green key\nyellow key 1: ahead 1 left 1\n")
     finally:
+        process.terminate()
+        assert process.wait(120) == 130
+
+
+def test_a_signal_that_interrupts_no_wait_of_the_main_thread_ends_the_server() -> None:
+    command = [sys.executable, "-m", "practicum.cli", "envs", "serve", "agentgym:babyai", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("agentgym:babyai at ")
+        threads = {int(name) for name in os.listdir(f"/proc/{process.pid}/task")} - {process.pid}
+        os.kill(max(threads), signal.SIGTERM)  # Linux delivers it to the thread that is named
+        assert process.wait(60) == 130
+    finally:
         process.kill()
-        process.wait(120)
+        process.wait(60)
 
 
 def test_only_agentgyms_worlds_are_served(capsys: pytest.CaptureFixture[str]) -> None:
