@@ -32,7 +32,7 @@ TEXTS = (
     "def mean(values):\n    total = 0\n    for value in values:\n        total += value\n"
     "    return total / len(values)\n",
 )
-STEPS = ["--lora_r", "8", "--epochs", "1", "--batch_size", "4", "--gradient_accumulation_steps", "1", "--warmup", "1"]
+STEPS = ["--lora_r", "8", "--epochs", "1", "--batch_size", "4", "--gradient_accumulation_steps", "1"]
 
 
 def compare(record: Record) -> None:

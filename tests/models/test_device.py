@@ -54,6 +54,7 @@ def test_auto_with_a_gpu(gpus: None) -> None:
         ("cudda", "auto", "--device=cudda is no device. Did you mean 'cuda'? Choose auto, cpu, cuda or cuda:N."),
         ("cpu", "bfloat61", "--dtype=bfloat61 is not a dtype of weights. Did you mean 'bfloat16'?"),
         ("cpu", "float16", "--dtype=float16 is not a dtype of weights."),
+        ("cpu", "int8", "--dtype=int8 is not a dtype of weights."),
     ],
 )
 def test_errors_are_one_sentence(name: str, dtype: str, said: str, no_gpu: None) -> None:
