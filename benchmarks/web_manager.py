@@ -226,7 +226,7 @@ def case_table(results: Mapping[str, EvalResult]) -> Iterator[str]:
         if name in ALONE:
             yield f"| {name} | {score(result)} | | | |"
             continue
-        row = comparison_record(results[best], result)
+        row = comparison_record(results[best], result, modes=True)
         difference = f"{100 * row['difference']:+.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
         yield f"| {name} | {score(result)} | {difference} | {row['p']:.1g} | {row['verdict']} |"
 
@@ -239,7 +239,7 @@ def case_record(case: Case) -> dict[str, Any]:
     return {
         "seed": case.seed, "budget": asdict(case.budget), "split": case.split,
         "policies": {name: result.summary() for name, result in results.items()},
-        "comparisons": {f"{a} → {b}": comparison_record(results[a], results[b]) for a, b in pairs},
+        "comparisons": {f"{a} → {b}": comparison_record(results[a], results[b], modes=True) for a, b in pairs},
         "templates": template_rates(results, case.templates()), "processor_minutes": case.minutes(),
     }  # fmt: skip
 

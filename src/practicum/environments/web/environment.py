@@ -26,7 +26,7 @@ from practicum.environments.web.experts import ExpertElement, ExpertView, PageAc
 from practicum.environments.web.gateway import Handler, HttpRequest, HttpResponse
 from practicum.environments.web.hierarchy import Hierarchy, HierarchyEnvironment
 from practicum.environments.web.legal_actions import DONE_MESSAGE
-from practicum.environments.web.manager import MANAGER, Guidance, scripted_guidance
+from practicum.environments.web.manager import FINISH, MANAGER, Guidance, scripted_guidance
 from practicum.environments.web.observation import TOP_K, Node, PageView
 from practicum.environments.web.sites.site import SiteSession
 from practicum.environments.web.sites.variation import Faults
@@ -146,6 +146,8 @@ class WebEnvironment(HierarchyEnvironment):
         return act
 
     def manager_guidance(self) -> Guidance:
+        if self.hierarchy.has_subgoals and self.site_task.evaluate(self.report).success:
+            return Guidance(FINISH)  # a question is answered by the worker's message
         return scripted_guidance(self.site_task, expert_view(self.view, self.nodes), self.goal, self.key.page_type)
 
 
