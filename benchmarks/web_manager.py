@@ -37,7 +37,8 @@ WITHOUT_BROWSER = f"{Path(__file__).with_name('web_without_browser.py')}:WebWith
 ENVIRONMENT = {"observe": "brief", "prompt": "page", "text": False, "element_thoughts": True}
 MANAGED = {"manager": "model", "manager_calls": "return"}
 MULTI_STEP = [3]
-MAX_TOKENS = 96
+MAX_TOKENS = 160
+"""More than the longest sub-goal has."""
 PHASES = (("alone", "guided"), ("alone-grpo", "manager", "both"))
 """Jobs of a case; those of a phase need nothing but the phases before it."""
 POLICIES = {
@@ -55,6 +56,8 @@ class Budget:
 
     demonstrations: int = 400
     """Training tasks of all levels that the expert plays, once alone and once under a manager."""
+    wander: int = 2
+    """Links that are followed at random before an expert's episode, at most: a sub-goal begins on any page."""
     manager_demonstrations: int = 400
     """Multi-step training tasks, also with typing, of which the manager's replies are learned."""
     sft_epochs: int = 2
@@ -81,7 +84,7 @@ SMOKE = Budget(
     grpo_tasks=1,
     grpo_chains=2,
     held_out=3,
-    max_turns=4,
+    max_turns=16,
 )
 """The smallest numbers that pass through every job."""
 VARIANTS: dict[str, list[str]] = {
@@ -139,13 +142,13 @@ class Case:
 
     def imitate_alone(self) -> None:
         """SFT of a worker on the expert's episodes."""
-        self.show("alone/worker", {}, self.budget.demonstrations, "policy")
+        self.show("alone/worker", {"wander": self.budget.wander}, self.budget.demonstrations, "policy")
         self.sft("alone")
 
     def imitate_guided(self) -> None:
         """SFT of one model as worker, on the same tasks, and as manager, on multi-step tasks, also with typing: of the
         other tasks almost all have one part, so that a manager would learn to finish after the first."""
-        self.show("guided/worker", MANAGED, self.budget.demonstrations, "worker")
+        self.show("guided/worker", MANAGED | {"wander": self.budget.wander}, self.budget.demonstrations, "worker")
         options = MANAGED | {"levels": MULTI_STEP, "text": True}
         self.show("guided/manager", options, self.budget.manager_demonstrations, "manager")
         self.sft("guided")
