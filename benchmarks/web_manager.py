@@ -37,7 +37,8 @@ WITHOUT_BROWSER = f"{Path(__file__).with_name('web_without_browser.py')}:WebWith
 ENVIRONMENT = {"observe": "brief", "prompt": "page", "text": False, "element_thoughts": True}
 MANAGED = {"manager": "model", "manager_calls": "return"}
 MULTI_STEP = [3]
-MAX_TOKENS = 96
+MAX_TOKENS = 160
+"""More than the longest sub-goal has."""
 PHASES = (("alone", "guided"), ("alone-grpo", "manager", "both"))
 """Jobs of a case; those of a phase need nothing but the phases before it."""
 POLICIES = {
@@ -55,6 +56,10 @@ class Budget:
 
     demonstrations: int = 400
     """Training tasks of all levels that the expert plays, once alone and once under a manager."""
+    wander: int = 2
+    """Links that are followed at random before an expert's episode, at most: a sub-goal begins on any page."""
+    manager_demonstrations: int = 400
+    """Multi-step training tasks, also with typing, of which the manager's replies are learned."""
     sft_epochs: int = 2
     sft_lr: float = 5e-4
     grpo_steps: int = 12
@@ -71,14 +76,22 @@ class Budget:
     max_turns: int = 20
 
 
-SMOKE = Budget(demonstrations=3, sft_epochs=1, grpo_steps=1, grpo_tasks=1, grpo_chains=2, held_out=3, max_turns=4)
+SMOKE = Budget(
+    demonstrations=3,
+    manager_demonstrations=2,
+    sft_epochs=1,
+    grpo_steps=1,
+    grpo_tasks=1,
+    grpo_chains=2,
+    held_out=3,
+    max_turns=16,
+)
 """The smallest numbers that pass through every job."""
 VARIANTS: dict[str, list[str]] = {
     "default": [],
     "fast": ["manager_lr=3e-4", "adapter_lr=1e-3", "worker_lr=3e-4"],
     "progress": ["reward=progress"],
-    "many": ["demonstrations=800", "sft_epochs=1"],
-    "wide": ["grpo_chains=16", "grpo_steps=8"],
+    "few": ["manager_demonstrations=100"],
 }
 
 
@@ -108,8 +121,8 @@ class Case:
     def run(self, job: str) -> None:
         """Run the stages of a job that are not finished."""
         trainings: dict[str, Callable[[], None]] = {
-            "alone": functools.partial(self.imitate, "alone", {}),
-            "guided": functools.partial(self.imitate, "guided", MANAGED),
+            "alone": self.imitate_alone,
+            "guided": self.imitate_guided,
             "alone-grpo": self.train_worker,
             "manager": self.train_manager,
             "both": self.train_both,
@@ -127,16 +140,33 @@ class Case:
     def folder(self, name: str) -> str:
         return str(self.out / name)
 
-    def imitate(self, name: str, options: Mapping[str, Any]) -> None:
-        """SFT on the expert's episodes, of all roles that act."""
-        episodes, budget = self.folder(f"{name}/episodes"), self.budget
-        roles = "worker,manager" if options else "policy"
+    def imitate_alone(self) -> None:
+        """SFT of a worker on the expert's episodes."""
+        self.show("alone/worker", {"wander": self.budget.wander}, self.budget.demonstrations, "policy")
+        self.sft("alone")
+
+    def imitate_guided(self) -> None:
+        """SFT of one model as worker, on the same tasks, and as manager, on multi-step tasks, also with typing: of the
+        other tasks almost all have one part, so that a manager would learn to finish after the first."""
+        self.show("guided/worker", MANAGED | {"wander": self.budget.wander}, self.budget.demonstrations, "worker")
+        options = MANAGED | {"levels": MULTI_STEP, "text": True}
+        self.show("guided/manager", options, self.budget.manager_demonstrations, "manager")
+        self.sft("guided")
+
+    def show(self, name: str, options: Mapping[str, Any], num_tasks: int, role: str) -> None:
+        """The expert's episodes, and the replies of one role in them."""
+        episodes = self.folder(f"{name}/episodes")
+        run_command("collect", *self.play(options), "--policy", "expert", "--tasks", num_tasks, "--out", episodes)
+        run_command("export", "--input_dir", episodes, "--output_dir", self.folder(name), "--format", "bc",
+                    "--roles", role)  # fmt: skip
+
+    def sft(self, name: str) -> None:
+        """SFT on the replies of all roles that were shown."""
+        rows, budget = self.out / name / "bc.jsonl", self.budget
+        write_atomic(rows, b"".join(path.read_bytes() for path in sorted(rows.parent.glob("*/bc.jsonl"))))
         run_command(
-            "collect", *self.play(options), "--policy", "expert", "--tasks", budget.demonstrations, "--out", episodes
-        )
-        run_command(
-            "sft", "--episodes", episodes, "--model", self.model, "--full", "--output_dir", self.folder(f"{name}/sft"),
-            f"data.roles=[{roles}]", f"training.num_epochs={budget.sft_epochs}", "training.batch_size=16",
+            "sft", "--dataset_path", rows, "--model", self.model, "--full", "--output_dir", self.folder(f"{name}/sft"),
+            f"training.num_epochs={budget.sft_epochs}", "training.batch_size=16",
             "training.gradient_accumulation_steps=1", f"training.learning_rate={budget.sft_lr}",
             "training.warmup_steps=20", "training.scheduler_type=cosine", "training.bf16=false",
             "training.gradient_checkpointing=false", "training.eval_steps=-1", "training.save_steps=-1",
@@ -226,7 +256,7 @@ def case_table(results: Mapping[str, EvalResult]) -> Iterator[str]:
         if name in ALONE:
             yield f"| {name} | {score(result)} | | | |"
             continue
-        row = comparison_record(results[best], result)
+        row = comparison_record(results[best], result, modes=True)
         difference = f"{100 * row['difference']:+.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
         yield f"| {name} | {score(result)} | {difference} | {row['p']:.1g} | {row['verdict']} |"
 
@@ -239,7 +269,7 @@ def case_record(case: Case) -> dict[str, Any]:
     return {
         "seed": case.seed, "budget": asdict(case.budget), "split": case.split,
         "policies": {name: result.summary() for name, result in results.items()},
-        "comparisons": {f"{a} → {b}": comparison_record(results[a], results[b]) for a, b in pairs},
+        "comparisons": {f"{a} → {b}": comparison_record(results[a], results[b], modes=True) for a, b in pairs},
         "templates": template_rates(results, case.templates()), "processor_minutes": case.minutes(),
     }  # fmt: skip
 

@@ -211,8 +211,9 @@ def template_table(rates: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
         yield f"| `{template}` | " + " | ".join(f"{100 * row[name]:.0f} %" for name in names) + " |"
 
 
-def comparison_record(first: EvalResult, second: EvalResult) -> dict[str, Any]:
-    comparison = compare_pair(first, second)
+def comparison_record(first: EvalResult, second: EvalResult, modes: bool = False) -> dict[str, Any]:
+    """With `modes`, settings of the agent may differ."""
+    comparison = compare_pair(first, second, modes=modes)
     gain = comparison.success
     return {"difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
             "verdict": comparison.conclusion}  # fmt: skip

@@ -22,7 +22,7 @@ from practicum.environments.web import action_cache
 from practicum.environments.web.action_cache import CACHE, ActionCache
 from practicum.environments.web.base import WebObservation
 from practicum.environments.web.environment import WebEnvironment
-from practicum.environments.web.manager import MANAGER, WORKER
+from practicum.environments.web.manager import FINISH, MANAGER, WORKER, goal_parts
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.policy import Policy
@@ -113,6 +113,55 @@ def test_a_scripted_manager_guides_the_worker(renderer: Renderer) -> None:
     assert said["subgoal"] != str(episode.task.fields["question"]), "the part that is to be done first"
     assert sources(episode)[:4] == ["manager", "worker_guided", "manager", "worker_guided"], "the first two steps"
     assert counts(episode)["manager_calls"] == sources(episode).count("manager")
+
+
+def test_under_sub_goals_the_worker_sees_one_part_and_comes_back_to_the_manager(renderer: Renderer) -> None:
+    task = task_of("mail/reply-archive")
+    (episode,) = play(renderer, [task], manager="model", manager_calls="return", observe="brief", speaks=expert)
+    assert episode.outcome is Outcome.SUCCESS
+    managers = [turn for turn in episode.turns if turn.role == MANAGER]
+    goal = str(task.fields["question"])
+    first, second = goal_parts(goal)
+    assert [turn.reply for turn in managers] == [first, second, FINISH]
+    assert all(goal in turn.messages[-1].content for turn in managers)
+    assert managers[2].messages[-1].content.endswith(f"# Given\n{first}\n{second}")
+    workers = [turn for turn in episode.turns if turn.role == WORKER]
+    assert not any(goal in turn.messages[-1].content for turn in workers)
+    archive = workers[[turn.messages[-1].content.startswith(second) for turn in workers].index(True)]
+    assert "- click Send" not in archive.messages[-1].content, "what was done for the sub-goal before"
+    assert archive.reply.startswith("click(")
+    says_done = [turn for turn in workers if not turn.action.calls]
+    assert [turn.num_sampled > 0 for turn in says_done] == [True, True, False]
+    assert (says_done[-1].source, says_done[-1].info["action_source"]) == (MANAGER, MANAGER)
+
+
+def test_a_question_is_answered_by_the_workers_message_when_the_manager_ends_the_episode(renderer: Renderer) -> None:
+    (episode,) = play(renderer, [task_of("shop/price")], manager="scripted", manager_calls="return")
+    assert episode.outcome is Outcome.SUCCESS
+    assert episode.turns[-1].action.content == episode.turns[-3].action.content != "Done."
+
+
+def test_a_manager_that_goes_on_for_ever_ends_at_the_limit_of_turns(renderer: Renderer) -> None:
+    say_first = lambda observation: Action(content=(observation.legal or ("",))[0])  # noqa: E731
+    done = lambda observation: Action(content="Done.")  # noqa: E731
+    (episode,) = play(
+        renderer, [task_of("mail/reply-two")], done, manager="model", manager_calls="return", speaks=say_first,
+        max_turns=5,
+    )  # fmt: skip
+    assert episode.outcome is Outcome.TRUNCATED
+    assert sum(turn.role == WORKER for turn in episode.turns) == 5
+
+
+@pytest.mark.parametrize(
+    ("goal", "parts"),
+    [
+        ("Reply to A: B. Quick reply: Yes. Then archive it.", ("Reply to A: B. Quick reply: Yes.", "Archive it.")),
+        ("Cart: use coupon X, then checkout. Address: Home.", ("Cart: use coupon X.", "Checkout. Address: Home.")),
+        ("Cart: remove Green mug, white.", ("Cart: remove Green mug, white.",)),
+    ],
+)
+def test_the_parts_of_a_goal(goal: str, parts: tuple[str, ...]) -> None:
+    assert goal_parts(goal) == parts
 
 
 def test_macros_start_bind_and_are_never_trained(renderer: Renderer) -> None:
@@ -349,7 +398,7 @@ def test_an_error_page_is_left_without_a_model(renderer: Renderer) -> None:
     ("options", "says"),
     [
         ({"manager": "scriptd"}, "Did you mean 'scripted'?"),
-        ({"manager": "model", "manager_calls": "often"}, "manager_calls is warm, gate, always"),
+        ({"manager": "model", "manager_calls": "often"}, "manager_calls is warm, gate, always, return"),
         ({"macros": True}, "Macros are started by a manager"),
         ({"recovery": "yes"}, "recovery is true or false"),
         ({"cache": True, "fresh": False}, "need fresh=true"),

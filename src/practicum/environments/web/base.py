@@ -158,6 +158,10 @@ class BrowserEnvironment(Environment):
         """Do what must be done on the first page; return the goal where only the page knows it."""
         return None
 
+    async def before_first_prompt(self, seed: int) -> None:
+        """Do what is to be done on pages before the agent is asked; nothing, unless a subclass says so."""
+        return None
+
     async def wait_for_page(self) -> None:
         """Wait until the page is idle."""
         await self.session.wait_until_idle()
@@ -185,6 +189,8 @@ class BrowserEnvironment(Environment):
         self.recent_actions: list[str] = []
         self.done: list[str] = []
         await self._open_first_page(start)
+        async with self._page_timeout():
+            await self.before_first_prompt(seed)
         self.progress = (await self.judge(None)).progress or 0.0
         self.visited: set[StateKey] = {self.key}
         self.recent_states: list[StateKey] = [self.key]

@@ -26,7 +26,7 @@ from practicum.environments.web.experts import ExpertElement, ExpertView, PageAc
 from practicum.environments.web.gateway import Handler, HttpRequest, HttpResponse
 from practicum.environments.web.hierarchy import Hierarchy, HierarchyEnvironment
 from practicum.environments.web.legal_actions import DONE_MESSAGE
-from practicum.environments.web.manager import MANAGER, Guidance, scripted_guidance
+from practicum.environments.web.manager import FINISH, MANAGER, Guidance, scripted_guidance
 from practicum.environments.web.observation import TOP_K, Node, PageView
 from practicum.environments.web.sites.site import SiteSession
 from practicum.environments.web.sites.variation import Faults
@@ -61,13 +61,14 @@ class WebEnvironment(HierarchyEnvironment):
         levels: Sequence[int] = LEVELS, text: bool = True, vary: Sequence[str] = (),
         faults: Mapping[str, float] | None = None, reward: str = "success", manager: str = "none",
         manager_calls: str = "warm", cache: bool | str = False, macros: bool = False, recovery: bool = False,
-        element_thoughts: bool = False,
+        element_thoughts: bool = False, wander: int = 0,
     ) -> None:  # fmt: skip
         """`sites`, `levels` and `text` (tasks that need typing) choose the tasks, `vary` the axes on which pages vary,
         `faults` the shares of requests that go wrong.
         `reward` is 1 for success, or the progress of each step, or HALO's dense reward. `manager`, `manager_calls`,
         `cache`, `macros` and `recovery` are the parts of HALO's hierarchy that act. With `element_thoughts` the
-        expert's replies begin with the line of their element."""
+        expert's replies begin with the line of their element. At most `wander` links are followed at random before the
+        first prompt, so that demonstrations begin on any page."""
         super().__init__(format, observe, prompt, fresh, screenshots, actions, top_k, max_chars, pages, chromium)
         self.set_hierarchy(Hierarchy(manager, manager_calls, cache, macros, recovery))
         if reward not in REWARDS:
@@ -75,6 +76,9 @@ class WebEnvironment(HierarchyEnvironment):
         self.element_thoughts = element_thoughts
         self.sites, self.levels, self.text, self.vary = as_names(sites), tuple(levels), text, as_names(vary)
         self.reward = reward
+        if not isinstance(wander, int) or wander < 0:
+            raise UserError(f"wander is a number of links, 0 or more, not {wander!r}.")
+        self.wander = wander
         self.faults = dict(faults or {})
         for name, share in self.faults.items():
             if name not in FAULTS:
@@ -95,6 +99,17 @@ class WebEnvironment(HierarchyEnvironment):
             goal=str(task.fields["question"]),
             site_id=str(task.fields["site"]),
         )
+
+    async def before_first_prompt(self, seed: int) -> None:
+        """Follow links at random; a link changes nothing on a site."""
+        rng = random.Random(f"web-wander/{seed}")
+        for _ in range(rng.randint(0, self.wander)):
+            links = [node.bid for node in self.view.nodes if node.role == "link" and node.bid]
+            if not links:
+                return
+            await self._perform(ToolCall("click", {"bid": rng.choice(links)}))
+            await self.wait_for_page()
+            await self._read_page()
 
     async def judge(self, message: str | None) -> WebVerdict:
         evaluation = self.site_task.evaluate(message)
@@ -146,6 +161,8 @@ class WebEnvironment(HierarchyEnvironment):
         return act
 
     def manager_guidance(self) -> Guidance:
+        if self.hierarchy.has_subgoals and self.site_task.evaluate(self.report).success:
+            return Guidance(FINISH)  # a question is answered by the worker's message
         return scripted_guidance(self.site_task, expert_view(self.view, self.nodes), self.goal, self.key.page_type)
 
 

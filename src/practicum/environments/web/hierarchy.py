@@ -162,7 +162,7 @@ class HierarchyEnvironment(BrowserEnvironment):
         self._choice: ScriptedAction | None = None
         self._subgoal_start = 0
         """The index of the first action for the last of them."""
-        self._report = DONE_MESSAGE
+        self.report = DONE_MESSAGE
         """The worker's last message, which goes to the user when the manager says that everything is done."""
         self._acted: dict[str, CacheEntry | None] = {}
         """What was done in this episode, by key of the cache; None for something that is not cached, or failed."""
@@ -217,7 +217,7 @@ class HierarchyEnvironment(BrowserEnvironment):
         """Return what the next role is shown, with the action where no model is to be asked."""
         if self.hierarchy.has_subgoals and self._subgoals and self._subgoals[-1] == FINISH:
             self.counters.scripted_actions += 1
-            return replace(await self._observation(), action=Action(content=self._report), source=MANAGER)
+            return replace(await self._observation(), action=Action(content=self.report), source=MANAGER)
         choice = None if after_manager else self._recovery_choice()
         if choice is None and not after_manager and self._is_manager_first():
             is_warm = self.hierarchy.manager_calls == "warm"
@@ -362,7 +362,7 @@ class HierarchyEnvironment(BrowserEnvironment):
 
     def _back_to_manager(self, action: Action) -> Step:
         """The worker says that its sub-goal is reached: nothing is done on the page, and the manager is asked."""
-        self._report = action.content or DONE_MESSAGE
-        info = {**self._state_info(), "action": write_action(ToolCall(MESSAGE, {"text": self._report}))}
+        self.report = action.content or DONE_MESSAGE
+        info = {**self._state_info(), "action": write_action(ToolCall(MESSAGE, {"text": self.report}))}
         observation = self._manager_observation("the worker's message")
         return Step(observation, info={**info, "action_source": "worker_guided", **self._counts()})

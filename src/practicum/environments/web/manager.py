@@ -6,6 +6,7 @@ guidance to try something else.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Sequence
@@ -136,7 +137,9 @@ def scripted_guidance(task: SiteTask, view: ExpertView, goal: str, page_type: st
     num_left = len(operations) - operations.index(operation)
     subgoal = parts[max(0, len(parts) - num_left)] if len(parts) <= len(operations) else goal
     page = FormPage(view, task.template.site, task.variation)
-    find_rule(operation)(operation, page, task.session.state)
+    # KeyError: the worker removed what the operation is about, so that the task cannot be solved any more.
+    with contextlib.suppress(KeyError):
+        find_rule(operation)(operation, page, task.session.state)
     return Guidance(subgoal, _skill(page), "It is done.", risk)
 
 
