@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,11 @@ def train(folder: Path, command: str, out: str, epochs: int, *more: str) -> None
 
 def go_back(folder: Path, step: int) -> None:
     """Leave a run as it was when it was ended after a step."""
+    for later in folder.glob("global_step_*"):
+        if int(later.name.removeprefix("global_step_")) > step:
+            shutil.rmtree(later)
+    for name in ("model", "last"):
+        shutil.rmtree(folder / name)
     (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
@@ -90,8 +96,11 @@ def test_two_ranks_equal_one_process(tmp_path: Path, command: str, epochs: int, 
     train(tmp_path, command, "one", epochs)
     train(tmp_path, command, "two", epochs, TWO)
     check_same(tmp_path / "one", tmp_path / "two", num_steps)
+    shutil.copytree(tmp_path / "one", tmp_path / "whole")
     for name, more in (("one", [TWO]), ("two", [])):  # one: goes on with two ranks; two: with one
         go_back(tmp_path / name, num_steps // 2)
+        before = (tmp_path / name / "global_step_1").stat().st_mtime_ns
         train(tmp_path, command, name, epochs, *more)
-        assert list((tmp_path / name).glob("abandoned_*")), "it did not go back"
-    check_same(tmp_path / "one", tmp_path / "two", num_steps)
+        assert (tmp_path / name / f"global_step_{num_steps}").is_dir()
+        assert (tmp_path / name / "global_step_1").stat().st_mtime_ns == before, "it began anew"
+        check_same(tmp_path / "whole", tmp_path / name, num_steps)
