@@ -79,6 +79,8 @@ TRL_SUPERVISED = {
     "training.lr_scheduler_type": "training.scheduler_type",
     "training.num_train_epochs": "training.num_epochs",
     "training.per_device_train_batch_size": "training.batch_size",
+    "trainer.nnodes": "training.nnodes",
+    "trainer.n_gpus_per_node": "training.n_gpus_per_node",
     "lora_r": "training.lora_r",
     "lora_alpha": "training.lora_alpha",
     "lora_dropout": "training.lora_dropout",

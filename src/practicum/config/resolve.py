@@ -32,8 +32,8 @@ from practicum.config.overrides import (
     schema_keys,
 )
 from practicum.config.pipeline import PipelineConfig
-from practicum.config.sft import SFTConfig
-from practicum.config.train import TrainConfig
+from practicum.config.sft import SFTConfig, SFTTrainingConfig
+from practicum.config.train import TrainConfig, TrainerConfig
 from practicum.errors import UserError, did_you_mean, nearest_name
 
 ALGORITHM, ACTOR, MODEL = "algorithm.", "actor_rollout_ref.actor.", "actor_rollout_ref.model."
@@ -292,6 +292,7 @@ def resolve_supervised(
             if key in resolved.chosen:
                 raise UserError(f"{key} means nothing to `practicum dpo`: {why}; leave it out.")
     check_supervised(resolved.config)
+    check_ranks(resolved.config, resolved.chosen)
     check_unused_supervised(resolved.config, resolved.chosen)
     return resolved
 
@@ -381,34 +382,45 @@ def check_strategy(strategy: str, key: str) -> None:
 
 def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
     """Refuse numbers of machines and GPUs that are not those of the launch, and what several ranks cannot do yet."""
-    launch, trainer = read_launch(), config.trainer
     check_workers(config)
+    if (num_ranks := check_ranks(config, chosen)) > 1:
+        _check_several_ranks(config, num_ranks)
+
+
+def check_ranks(config: TrainConfig | SFTConfig | DPOConfig, chosen: Set[str]) -> int:
+    """Return the number of learner ranks; refuse numbers that are not the launcher's, and ranks without Ray."""
+    launch, (group, values) = read_launch(), rank_keys(config)
+    nnodes, per_node = f"{group}.nnodes={values.nnodes}", f"{group}.n_gpus_per_node={values.n_gpus_per_node}"
     if launch.num_ranks == 1:
-        num_ranks = ranks_asked_for(config, chosen)
-        if num_ranks > 1:
+        if (num_asked_for := ranks_asked_for(config, chosen)) > 1:
             _check_ray(
-                f"trainer.nnodes={trainer.nnodes} trainer.n_gpus_per_node={trainer.n_gpus_per_node}",
-                f", or start the ranks yourself (torchrun --nnodes {trainer.nnodes} --nproc-per-node "
-                f"{max(1, trainer.n_gpus_per_node)} -m practicum.cli train ...)",
+                f"{nnodes} {per_node}",
+                f", or start the ranks yourself (torchrun --nnodes {values.nnodes} --nproc-per-node "
+                f"{num_asked_for // values.nnodes} -m practicum.cli ...)",
             )
-            _check_several_ranks(config, num_ranks)
-        return
-    if "trainer.nnodes" in chosen and trainer.nnodes != launch.nnodes:
-        raise UserError(f"trainer.nnodes={trainer.nnodes}, but the launcher has started ranks on {launch.nnodes}.")
-    if "trainer.n_gpus_per_node" in chosen and trainer.n_gpus_per_node not in (0, launch.ranks_per_node):
+        return num_asked_for
+    if f"{group}.nnodes" in chosen and values.nnodes != launch.nnodes:
+        raise UserError(f"{nnodes}, but the launcher has started ranks on {launch.nnodes}.")
+    if f"{group}.n_gpus_per_node" in chosen and values.n_gpus_per_node not in (0, launch.ranks_per_node):
         raise UserError(
-            f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, but the launcher has started {launch.ranks_per_node} "
-            "ranks per machine; every GPU needs one (0: the CPU)."
+            f"{per_node}, but the launcher has started {launch.ranks_per_node} ranks per machine; every GPU needs one "
+            "(0: the CPU)."
         )
-    _check_several_ranks(config, launch.num_ranks)
+    return launch.num_ranks
 
 
-def ranks_asked_for(config: TrainConfig, chosen: Set[str]) -> int:
+def rank_keys(config: TrainConfig | SFTConfig | DPOConfig) -> tuple[str, TrainerConfig | SFTTrainingConfig]:
+    """The group of keys that has the numbers of machines and ranks, and its values."""
+    return ("trainer", config.trainer) if isinstance(config, TrainConfig) else ("training", config.training)
+
+
+def ranks_asked_for(config: TrainConfig | SFTConfig | DPOConfig, chosen: Set[str]) -> int:
     """The learner ranks that somebody asked for: one per GPU of every machine (or, on CPUs, as many processes)."""
-    trainer, key = config.trainer, "trainer.n_gpus_per_node"
-    if key not in chosen and trainer.nnodes > 1:
-        raise UserError(f"trainer.nnodes={trainer.nnodes} needs {key} too: the ranks per machine.")
-    return trainer.nnodes * (max(1, trainer.n_gpus_per_node) if key in chosen else 1)
+    group, values = rank_keys(config)
+    key = f"{group}.n_gpus_per_node"
+    if key not in chosen and values.nnodes > 1:
+        raise UserError(f"{group}.nnodes={values.nnodes} needs {key} too: the ranks per machine.")
+    return values.nnodes * (max(1, values.n_gpus_per_node) if key in chosen else 1)
 
 
 def check_workers(config: TrainConfig) -> None:

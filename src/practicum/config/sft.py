@@ -70,6 +70,10 @@ class SFTTrainingConfig:
     """Rank-stabilised scale (rsLoRA)."""
     strategy: str = "ddp"
     """Several ranks: `ddp` gives every rank the whole learner, `fsdp2` divides weights, gradients and moments."""
+    nnodes: int = at_least(1, 1)
+    """Machines."""
+    n_gpus_per_node: int = at_least(1, 1)
+    """Ranks per machine: one per GPU, or as many processes with model.device=cpu."""
     num_epochs: int = at_least(1, 3)
     """Passes over the data."""
     batch_size: int = at_least(1, 2)

@@ -139,7 +139,7 @@ def train(
     if read_launch().num_ranks == 1 and ranks_asked_for(resolved.config, resolved.chosen) > 1:
         from practicum.training.cluster.learner_ranks import train_on_ranks  # which imports this module
 
-        return train_on_ranks(resolved, model_folder, progress, log, on_step)
+        return train_on_ranks("train", resolved, progress, log, on_step, model_folder)
     with explain_out_of_memory(LESS_MEMORY_TRAIN), _all_ranks(resolved.config) as launch:
         if not launch.is_first:
             model = run_folder(resolved.config) / MODEL if model_folder is None else Path(model_folder)

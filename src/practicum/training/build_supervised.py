@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -19,6 +19,7 @@ from practicum.config.resolve import (
     Launch,
     check_supervised,
     is_changed,
+    ranks_asked_for,
     read_launch,
     resolve_supervised,
     select_gpu,
@@ -344,7 +345,10 @@ def sft(
 
     `config` is an `SFTConfig` or overrides as `practicum sft` takes them, such as ["data.episodes=runs/collect"].
     """
-    resolved = resolve_supervised(SFTConfig, config).config
+    chosen = resolve_supervised(SFTConfig, config)
+    if _starts_ranks(chosen):
+        return _train_on_ranks("sft", chosen, progress, log, on_step)
+    resolved = chosen.config
     build_run = lambda report: build_sft(resolved, report, log)  # noqa: E731
     with explain_out_of_memory(LESS_MEMORY_SUPERVISED), _joined(resolved) as launch:
         if not launch.is_first:
@@ -363,12 +367,29 @@ def dpo(
 
     `config` is a `DPOConfig` or overrides as `practicum dpo` takes them, such as ["data.episodes=runs/collect"].
     """
-    resolved = resolve_supervised(DPOConfig, config).config
+    chosen = resolve_supervised(DPOConfig, config)
+    if _starts_ranks(chosen):
+        return _train_on_ranks("dpo", chosen, progress, log, on_step)
+    resolved = chosen.config
     build_run = lambda report: build_dpo(resolved, report, log)  # noqa: E731
     with explain_out_of_memory(LESS_MEMORY_SUPERVISED), _joined(resolved) as launch:
         if not launch.is_first:
             return _follow(resolved, dpo_trainer(resolved, _say_nothing))
         return _supervised("dpo", "dpo/loss", build_run, progress, log, on_step)
+
+
+def _starts_ranks(resolved: Resolved[Any]) -> bool:
+    """Whether several ranks are asked for, and no launcher has started them."""
+    return read_launch().num_ranks == 1 and ranks_asked_for(resolved.config, resolved.chosen) > 1
+
+
+def _train_on_ranks(
+    command: str, resolved: Resolved[Any], progress: bool, log: Callable[[str], None], on_step: StepCallback | None
+) -> TrainResult:
+    from practicum.training.cluster.learner_ranks import train_on_ranks  # whose ranks import this module
+
+    check_data_source(resolved.config)
+    return train_on_ranks(command, resolved, progress, log, on_step)
 
 
 def _joined(config: SFTConfig | DPOConfig) -> contextlib.AbstractContextManager[Launch]:

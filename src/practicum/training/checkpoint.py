@@ -114,7 +114,8 @@ MAY_CHANGE = (
 )
 """Keys that a resumed RL run may have otherwise than the one it goes on from."""
 SUPERVISED_MAY_CHANGE = (
-    "training.strategy", "training.save_steps", "training.save_total_limit", "training.eval_steps",
+    "training.strategy", "training.nnodes", "training.n_gpus_per_node", "training.save_steps",
+    "training.save_total_limit", "training.eval_steps",
 )  # fmt: skip
 """The same for supervised runs."""
 

@@ -19,6 +19,7 @@ from practicum.training.cluster.rollout_worker import (
     agents_of,
     encode_attempt,
     score_difference,
+    threads_per_worker,
     trained_tensors,
 )
 from practicum.training.settings import resolve_device
@@ -84,3 +85,12 @@ def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
     worker = RolloutWorker(to_yaml(config), str(tmp_path), str(Path.cwd()))
     assert "no/such/file.py" in str(asyncio.run(worker.describe())["failure"])
     asyncio.run(worker.close())
+
+
+def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    assert [threads_per_worker(workers, 1) for workers in (1, 2, 3, 32)] == [16, 8, 5, 1]
+    assert threads_per_worker(4, 2) == 8
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    assert threads_per_worker(1, 1) == 3

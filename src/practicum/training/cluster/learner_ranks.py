@@ -1,4 +1,5 @@
-"""Learner ranks that Ray places and supervises: `trainer.nnodes` machines with `trainer.n_gpus_per_node` ranks each.
+"""Learner ranks that Ray places and supervises: `trainer.nnodes` machines with `trainer.n_gpus_per_node` ranks each
+(`train`), or `training.nnodes` with `training.n_gpus_per_node` (`sft`, `dpo`).
 
 Every rank is a process of its own (`rank_process`), as `torchrun` would start it, beside a Ray actor that starts it,
 passes on what it tells, and ends with it. Where a rank, its actor or its node dies, all ranks start again and go on
@@ -23,7 +24,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from practicum.config.overrides import Resolved, to_yaml
-from practicum.config.resolve import SELECTED
+from practicum.config.resolve import SELECTED, rank_keys
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.training.build import StepCallback, TrainResult
@@ -123,13 +124,38 @@ class Ending:
         return f"rank {self.rank} ended ({(self.failure or ('', f'exit status {self.code}'))[1]})"
 
 
+@dataclass(frozen=True)
+class RankJob:
+    """What all ranks run: `train`, `sft` or `dpo` with its configuration, on `nnodes` machines with `per_node` each."""
+
+    command: str
+    resolved: Resolved[Any]
+    model_folder: str | None
+    nnodes: int
+    per_node: int
+    on_gpu: bool
+
+    @property
+    def num_ranks(self) -> int:
+        return self.nnodes * self.per_node
+
+    def request(self) -> str:
+        """The line that a rank reads from its stdin."""
+        config, sources = to_yaml(self.resolved.config), self.resolved.sources
+        request = {"command": self.command, "config": config, "sources": sources, "model_folder": self.model_folder}
+        return json.dumps(request)
+
+
+SHOWN = {"train": ("reward", "reward/mean"), "sft": ("loss", "actor/loss"), "dpo": ("loss", "dpo/loss")}
+"""By command, the metric in the line of progress: how it is called there, and its name."""
+
+
 @dataclass
 class RankSupervisor:
     """Runs all ranks until the training is done, again after a failure."""
 
     ray: Any
-    resolved: Resolved[TrainConfig]
-    model_folder: str | None
+    job: RankJob
     log: Callable[[str], None]
     on_step: StepCallback | None
     line: Progress
@@ -164,17 +190,16 @@ class RankSupervisor:
 
     async def _run_once(self, host: str, port: int, attempt: int) -> list[Ending]:
         """Start all ranks and follow them to their end."""
-        trainer = self.resolved.config.trainer
-        per_node, on_gpu = max(1, trainer.n_gpus_per_node), find_gpu_use(self.resolved.config)
+        job, per_node, on_gpu = self.job, self.job.per_node, self.job.on_gpu
         bundle = {"CPU": float(per_node), **({"GPU": float(per_node)} if on_gpu else {})}
         group = self.ray.util.placement_group(
-            [bundle] * trainer.nnodes, strategy="STRICT_SPREAD" if trainer.nnodes > 1 else "STRICT_PACK"
+            [bundle] * job.nnodes, strategy="STRICT_SPREAD" if job.nnodes > 1 else "STRICT_PACK"
         )
         try:
             if not await asyncio.to_thread(group.wait, ray_session.START_SECONDS):
                 raise UserError(
-                    f"The Ray cluster has no {trainer.nnodes} machines with {per_node} free "
-                    f"{'GPUs' if on_gpu else 'CPUs'} each; lower trainer.nnodes or trainer.n_gpus_per_node."
+                    f"The Ray cluster has no {job.nnodes} machines with {per_node} free "
+                    f"{'GPUs' if on_gpu else 'CPUs'} each; lower nnodes or n_gpus_per_node."
                 )
             make = self.ray.remote(RankActor)
             strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -183,18 +208,15 @@ class RankSupervisor:
                     num_cpus=1, num_gpus=int(on_gpu), max_concurrency=8,
                     scheduling_strategy=strategy(group, placement_group_bundle_index=rank // per_node),
                 ).remote()
-                for rank in range(trainer.nnodes * per_node)
+                for rank in range(job.num_ranks)
             ]  # fmt: skip
-            return await self._follow_all(host, port, attempt, per_node)
+            return await self._follow_all(host, port, attempt)
         finally:
             await self._stop_all()
             self.ray.util.remove_placement_group(group)
 
-    async def _follow_all(self, host: str, port: int, attempt: int, per_node: int) -> list[Ending]:
-        request = json.dumps({
-            "config": to_yaml(self.resolved.config), "sources": self.resolved.sources,
-            "model_folder": self.model_folder,
-        })  # fmt: skip
+    async def _follow_all(self, host: str, port: int, attempt: int) -> list[Ending]:
+        request, per_node = self.job.request(), self.job.per_node
         common = {
             "WORLD_SIZE": str(len(self.actors)), "LOCAL_WORLD_SIZE": str(per_node), "MASTER_ADDR": host,
             "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True",  # the store is the driver's
@@ -249,7 +271,8 @@ class RankSupervisor:
             step, total, values = value
             self.last_step = max(self.last_step, step)
             self.line.total, self.line.done = total, step - 1
-            self.line.advance(1, f"reward {values.get('reward/mean', float('nan')):.3f}")
+            label, name = SHOWN[self.job.command]
+            self.line.advance(1, f"{label} {values.get(name, float('nan')):.3f}")
             if self.on_step is not None:
                 self.on_step(step, total, values)
 
@@ -280,28 +303,32 @@ def _cause(endings: list[Ending]) -> Ending:
     return min((ending for ending in endings if ending.code != 0), key=lambda ending: not ending.died)
 
 
-def find_gpu_use(config: TrainConfig) -> bool:
-    """Whether the ranks need a GPU each: unless the CPU was asked for. The driver itself may have none."""
-    return config.trainer.n_gpus_per_node > 0 and config.trainer.device != "cpu"
+def make_job(command: str, resolved: Resolved[Any], model_folder: str | Path | None) -> RankJob:
+    """The ranks that a configuration asks for, on a GPU each unless it asks for CPUs: the driver may have no GPU."""
+    config = resolved.config
+    values = rank_keys(config)[1]
+    device = config.trainer.device if isinstance(config, TrainConfig) else config.model.device
+    on_gpu = values.n_gpus_per_node > 0 and device != "cpu"
+    if not on_gpu and isinstance(config, TrainConfig):
+        find_device(config)  # what is wrong with device or dtype is an error before Ray starts
+    folder = None if model_folder is None else str(Path(model_folder).absolute())
+    return RankJob(command, resolved, folder, values.nnodes, max(1, values.n_gpus_per_node), on_gpu)
 
 
 def train_on_ranks(
-    resolved: Resolved[TrainConfig],
-    model_folder: str | Path | None,
+    command: str,
+    resolved: Resolved[Any],
     progress: bool,
     log: Callable[[str], None],
     on_step: StepCallback | None,
+    model_folder: str | Path | None = None,
 ) -> TrainResult:
-    """Train on the ranks that `trainer.nnodes` and `trainer.n_gpus_per_node` ask for."""
-    config = resolved.config
-    num_ranks = config.trainer.nnodes * max(1, config.trainer.n_gpus_per_node)
-    num_workers, on_gpu = config.actor_rollout_ref.rollout.num_workers, find_gpu_use(config)
-    if not on_gpu:
-        find_device(config)  # what is wrong with device or dtype is an error before Ray starts
-    with ray_session.connected(num_ranks + num_workers) as ray:
-        ray_session.check_resources(ray, num_ranks + num_workers, on_gpu, "Learner ranks and rollout workers")
-        line = Progress("train", 0, "steps", shown=progress)
-        folder = None if model_folder is None else str(Path(model_folder).absolute())
-        with line:
-            supervisor = RankSupervisor(ray, resolved, folder, log, on_step, line)
-            return asyncio.run(supervisor.run())
+    """Run `train`, `sft` or `dpo` on the ranks that its numbers of machines and GPUs ask for."""
+    config, job = resolved.config, make_job(command, resolved, model_folder)
+    num_workers = config.actor_rollout_ref.rollout.num_workers if isinstance(config, TrainConfig) else 0
+    cpu_key = "trainer.device" if isinstance(config, TrainConfig) else "model.device"
+    what = "Learner ranks and rollout workers" if num_workers else "Learner ranks"
+    with ray_session.connected(job.num_ranks + num_workers) as ray:
+        ray_session.check_resources(ray, job.num_ranks + num_workers, job.on_gpu, what, cpu_key)
+        with Progress(command, 0, "steps", shown=progress) as line:
+            return asyncio.run(RankSupervisor(ray, job, log, on_step, line).run())

@@ -12,13 +12,16 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TextIO
 
+from practicum.config.dpo import DPOConfig
 from practicum.config.overrides import Resolved, from_yaml
+from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
-from practicum.training.build import train
+from practicum.training.build import StepCallback, TrainResult, train
+from practicum.training.build_supervised import dpo, sft
 from practicum.training.ranks import RanksLost
 
 INTERRUPTED = 130
@@ -50,6 +53,17 @@ def end_with_stdin() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def run_command(request: Mapping[str, Any], log: Callable[[str], None], on_step: StepCallback) -> TrainResult:
+    """Run `train`, `sft` or `dpo` as this rank."""
+    text, sources = request["config"], request["sources"]
+    if request["command"] == "sft":
+        return sft(Resolved(from_yaml(SFTConfig, text), sources), progress=False, log=log, on_step=on_step)
+    if request["command"] == "dpo":
+        return dpo(Resolved(from_yaml(DPOConfig, text), sources), progress=False, log=log, on_step=on_step)
+    resolved = Resolved(from_yaml(TrainConfig, text), sources)
+    return train(resolved, model_folder=request["model_folder"], progress=False, log=log, on_step=on_step)
+
+
 def main() -> int:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # Ray blocks it in its own processes
     request: dict[str, Any] = json.loads(sys.stdin.readline())
@@ -61,14 +75,7 @@ def main() -> int:
         events.send("step", [step, total, dict(values)])
 
     try:
-        resolved = Resolved(from_yaml(TrainConfig, request["config"]), request["sources"])
-        result = train(
-            resolved,
-            model_folder=request["model_folder"],
-            progress=False,
-            log=lambda text: events.send("log", text),
-            on_step=on_step,
-        )
+        result = run_command(request, lambda text: events.send("log", text), on_step)
     except RanksLost as error:
         events.send("ranks_lost", str(error))
         return 2

@@ -65,12 +65,12 @@ def _initialise(ray: Any, num_cpus: int) -> None:
         ray.init(log_to_driver=False, logging_level="ERROR")
 
 
-def check_resources(ray: Any, num_processes: int, on_gpu: bool, what: str) -> None:
-    """Raise UserError where the cluster is too small for ever."""
+def check_resources(ray: Any, num_processes: int, on_gpu: bool, what: str, cpu_key: str = "trainer.device") -> None:
+    """Raise UserError where the cluster is too small for ever; `cpu_key` is the key that asks for CPUs."""
     kind = "GPU" if on_gpu else "CPU"
     total = int(ray.cluster_resources().get(kind, 0))
     if total < num_processes:
-        remedy = "; trainer.device=cpu trains on CPUs" if on_gpu and not total else ""
+        remedy = f"; {cpu_key}=cpu trains on CPUs" if on_gpu and not total else ""
         raise UserError(f"{what} need {num_processes} {kind}s, and the Ray cluster has {total}{remedy}.")
 
 

@@ -81,7 +81,10 @@ def agent_hashes(agents: Mapping[str, Agent]) -> dict[str, str]:
 class RolloutWorker:
     """Runs episodes with weights that it is sent. A setting that is wrong here is told by `describe`."""
 
-    def __init__(self, config: str, folder: str, working_folder: str) -> None:
+    def __init__(self, config: str, folder: str, working_folder: str, num_threads: int | None = None) -> None:
+        """`num_threads` are those of torch; None: as many as the process has been given."""
+        if num_threads is not None:
+            torch.set_num_threads(num_threads)
         self.failure: str | None = None
         self.version: int | None = None
         if Path(working_folder).is_dir():  # paths in the configuration may be relative
@@ -158,6 +161,17 @@ class RolloutWorker:
         if self.failure is None:
             await self.components.resources.close()
             await self.policy.close()
+
+
+def threads_per_worker(num_workers: int, num_nodes: int) -> int:
+    """Threads of torch for a worker: OMP_NUM_THREADS where it is set, else its share of this machine's cores.
+
+    Ray gives a process that asks for one CPU one thread. Workers generate while the learner waits for them, so all
+    cores are theirs; machines are taken to be alike.
+    """
+    if (text := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
+        return int(text)
+    return max(1, len(os.sched_getaffinity(0)) // -(-num_workers // num_nodes))
 
 
 def score_difference(policy: TrainablePolicy, probe: tuple[list[int], list[int], list[float]]) -> float:

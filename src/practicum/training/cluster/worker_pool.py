@@ -35,6 +35,7 @@ from practicum.training.cluster.rollout_worker import (
     agents_of,
     encode_attempt,
     score_difference,
+    threads_per_worker,
     trained_tensors,
 )
 from practicum.training.settings import mismatch_limit
@@ -193,7 +194,8 @@ class RolloutWorkerPool:
                 actor = self._ray.remote(RolloutWorker).options(
                     num_cpus=1, num_gpus=int(on_gpu), max_concurrency=1000, max_restarts=0, scheduling_strategy="SPREAD"
                 )  # fmt: skip
-                started = actor.remote(to_yaml(self.config), str(self.folder.absolute()), os.getcwd())
+                threads = threads_per_worker(self.num_workers, len(self._ray.nodes()))
+                started = actor.remote(to_yaml(self.config), str(self.folder.absolute()), os.getcwd(), threads)
                 self.workers[index] = WorkerHandle(index, started, self._starts[index])
                 self._starts[index] += 1
         versions = tuple(model.version for model in policy.models)
