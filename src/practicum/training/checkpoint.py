@@ -335,8 +335,8 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
 def broadcast_weights(policy: TrainablePolicy, critic: Critic | None) -> None:
     """Give the trained weights and the moments of rank 0 to all ranks."""
     for model in policy.models:
-        if model.whole is not None:
-            model.whole.scatter(model.trained_parameters(), model.learner.optimizer, model.decoder.device)
+        if model.unsharded_copy is not None:
+            model.unsharded_copy.scatter(model.trained_parameters(), model.learner.optimizer, model.decoder.device)
         else:
             _broadcast(model.trained_parameters(), model.learner.optimizer)
     if critic is not None:
@@ -356,8 +356,8 @@ def _broadcast(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Op
 def _write_policy(policy: TrainablePolicy, folder: Path) -> None:
     """Write weights (or the adapter) and the moments of the optimizer."""
     policy.write(folder / "actor")
-    if policy.whole is not None:
-        moments = policy.whole.moments
+    if policy.unsharded_copy is not None:
+        moments = policy.unsharded_copy.moments
     else:
         moments = _moments(policy.learner.optimizer, policy.trained_parameters())
     save_file(moments, folder / "actor_optimizer.safetensors")
@@ -372,9 +372,9 @@ def _read_policy(policy: TrainablePolicy, path: Path) -> None:
         _copy_adapter(loaded.adapter, path)
     else:
         _copy_into(loaded.model, _all_tensors(path / "actor"), path)
-    if policy.whole is not None:
+    if policy.unsharded_copy is not None:
         _check_names(policy.trained_parameters(), moments, path)
-        policy.whole.moments = moments
+        policy.unsharded_copy.moments = moments
     else:
         _restore_moments(policy.learner.optimizer, policy.trained_parameters(), moments, path)
 

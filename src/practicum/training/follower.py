@@ -94,9 +94,9 @@ def _prepare_save(trainer: Trainer) -> None:
 def _check_weights(trainer: Trainer, frozen: bool = False) -> None:
     """Raise unless all ranks have the same trained weights; with `frozen`, the same other weights too.
 
-    Of a sharded model every rank has other parts, and there is nothing to compare.
+    Of a sharded model every rank has other shards, and there is nothing to compare.
     """
-    for model in (one for one in trainer.policy.models if one.whole is None):
+    for model in (one for one in trainer.policy.models if one.unsharded_copy is None):
         parameters = model.loaded.model.parameters()
         ranks.check_same_weights(one for one in parameters if frozen or one.requires_grad)
     if trainer.critic is not None:
