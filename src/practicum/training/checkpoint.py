@@ -292,10 +292,10 @@ class Checkpoints:
         abandoned = [other for other in self.steps() if other > step]
         for other in abandoned:
             path = self.path(other)
-            target, number = path.with_name(f"{ABANDONED}{path.name}"), 1
+            target, suffix = path.with_name(f"{ABANDONED}{path.name}"), 1
             while target.exists():
-                number += 1
-                target = path.with_name(f"{ABANDONED}{path.name}_{number}")
+                suffix += 1
+                target = path.with_name(f"{ABANDONED}{path.name}_{suffix}")
             path.rename(target)
         return abandoned
 

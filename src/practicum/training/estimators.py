@@ -199,7 +199,7 @@ def estimate(
         ]
         # A trajectory in which the role did not act has no token of it, and no place in its baseline.
         acted = [[index for index, mask in enumerate(group) if mask.any()] for group in masks]
-        numbers = [number for number, indices in enumerate(acted) if len(indices) >= estimator.min_group_size]
+        numbers = [group for group, indices in enumerate(acted) if len(indices) >= estimator.min_group_size]
         if not numbers:
             continue
         own = estimator.function(

@@ -52,7 +52,10 @@ class Leader:
 async def run_follower(trainer: Trainer) -> int:
     """Do what rank 0 announces until it ends; returns the number of the last step."""
     # Whether to stop is rank 0's decision; a launcher that gives up ends this process with SIGKILL.
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [
+        (signal_number, signal.signal(signal_number, signal.SIG_IGN))
+        for signal_number in (signal.SIGINT, signal.SIGTERM)
+    ]
     try:
         step = share_state(trainer)
         while (message := ranks.broadcast_json())["command"] != "end":
@@ -67,8 +70,8 @@ async def run_follower(trainer: Trainer) -> int:
                 _prepare_save(trainer)
         return step
     finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+        for signal_number, handler in before:
+            signal.signal(signal_number, handler)
         await trainer.close()
 
 

@@ -474,8 +474,8 @@ class RLTrainer(Trainer):
         if size is None or size >= count:
             return [order] if order else []
         random.Random(derive_seed("mini-batches", model, self.settings.seed, step, epoch)).shuffle(order)
-        number = round(count / size)  # where groups were dropped, no mini-batch is much smaller than the others
-        bounds = [round(index * count / number) for index in range(number + 1)]
+        num_batches = round(count / size)  # where groups were dropped, no mini-batch is much smaller than the others
+        bounds = [round(index * count / num_batches) for index in range(num_batches + 1)]
         return [order[start:end] for start, end in itertools.pairwise(bounds)]
 
     # -- engine mismatch --------------------------------------------------------------------

@@ -26,13 +26,13 @@ def generated_goals(count: int) -> tuple[ShoppingGoal, ...]:
 
 def make_goals(catalogue: Catalogue) -> tuple[ShoppingGoal, ...]:
     """Return some goals for each product, in random order: neighbours are about different products."""
-    goals = [make_goal(product, number) for product in catalogue.products for number in range(GOALS_PER_PRODUCT)]
+    goals = [make_goal(product, index) for product in catalogue.products for index in range(GOALS_PER_PRODUCT)]
     distinct = {(goal.asin, goal.instruction): goal for goal in goals}
     return tuple(sorted(distinct.values(), key=lambda goal: content_hash([goal.asin, goal.instruction])))
 
 
-def make_goal(product: Product, number: int) -> ShoppingGoal:
-    rng = SeededRandom(f"webshop-goal/{product.asin}/{number}")
+def make_goal(product: Product, index: int) -> ShoppingGoal:
+    rng = SeededRandom(f"webshop-goal/{product.asin}/{index}")
     attributes = tuple(rng.sample(product.attributes, 1 + rng.below(len(product.attributes))))
     options = {name: rng.choice(values) for name, values in sorted(product.options.items())}
     upper = price_limit(product.price, rng)

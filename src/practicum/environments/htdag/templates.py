@@ -257,14 +257,14 @@ SOURCE: Mapping[str, str] = {
 def _templates() -> tuple[RequestTemplate, ...]:
     made = []
     for domain, text in SOURCE.items():
-        for number, line in enumerate(text.strip().splitlines()):
+        for index, line in enumerate(text.strip().splitlines()):
             level, split, rest = line.split(maxsplit=2)
             pattern = next(name for name in sorted(PATTERNS, key=len, reverse=True) if rest.startswith(f"{name} "))
             goals = tuple(
                 TemplateTask(words[-2], words[-1], words[0] if len(words) == 3 else "")
                 for words in (goal.split() for goal in rest.removeprefix(pattern).split(";"))
             )
-            made.append(RequestTemplate(f"{domain}-{number}", domain, level, split, pattern, goals))
+            made.append(RequestTemplate(f"{domain}-{index}", domain, level, split, pattern, goals))
     return tuple(made)
 
 
