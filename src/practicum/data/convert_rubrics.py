@@ -107,8 +107,8 @@ def manager_agent_gym(folder: Path) -> Converted:
 
     Criteria that are Python functions over its own workflow objects are left out and counted (`left_out`).
     """
-    found = sorted(folder.rglob("preference*.py")) if folder.is_dir() else []
-    rows = [_gym_row(path) for path in found if (path.parent / "workflow.py").is_file()]
+    files = sorted(folder.rglob("preference*.py")) if folder.is_dir() else []
+    rows = [_gym_row(path) for path in files if (path.parent / "workflow.py").is_file()]
     if not rows:
         raise UserError(f"'{folder}' has no folder with workflow.py and preferences.py of manager_agent_gym.")
     return Converted([row for row in rows if row["rubric"]["rules"]])

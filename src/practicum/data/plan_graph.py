@@ -25,8 +25,8 @@ class PlanGraph:
 def parse_workflow(text: str) -> PlanGraph:
     """Read `Node: 1: … 2: … Edge: (START,1) (1,2) (2,END)`; edges of numbers that are no node are left out."""
     nodes = {str(int(index)): label for index, label in NODE.findall(text)} or _nodes_on_one_line(text)
-    known = {START, END, *nodes}
-    return PlanGraph(nodes, tuple(dict.fromkeys((a, b) for a, b in edges_of(text) if a in known and b in known)))
+    names = {START, END, *nodes}
+    return PlanGraph(nodes, tuple(dict.fromkeys((a, b) for a, b in edges_of(text) if a in names and b in names)))
 
 
 def edges_of(text: str) -> list[Edge]:

@@ -146,10 +146,10 @@ class RLTrainer(Trainer):
             return [("", self.policy, None)]
         trained = self.roles or ()
         shared = tuple(role for role in trained if role not in self.policy.role_policies)
-        found: list[tuple[str, TrainablePolicy, tuple[str, ...] | None]] = []
+        result: list[tuple[str, TrainablePolicy, tuple[str, ...] | None]] = []
         if shared:
-            found.append(("", self.policy, shared))
-        return found + [(n, model, (n,)) for n, model in self.policy.role_policies.items() if n in trained]
+            result.append(("", self.policy, shared))
+        return result + [(n, model, (n,)) for n, model in self.policy.role_policies.items() if n in trained]
 
     # -- state ------------------------------------------------------------------------------
 

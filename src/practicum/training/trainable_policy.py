@@ -121,9 +121,7 @@ class TrainablePolicy:
         self._threads = 1 if separate_engine_weights and self.decoder.device.type == "cpu" else None
         if make_engine is None:
             if self.unsharded_copy is not None:
-                self.engine_decoder = (
-                    None if self.unsharded_copy.loaded is None else Decoder(self.unsharded_copy.loaded.model)
-                )
+                self.engine_decoder = self.unsharded_copy.decoder()
             elif separate_engine_weights:
                 self.engine_decoder = Decoder(frozen_copy(loaded.model))
             self.engine = self._local_engine(max_batch, kv_bytes, gpu_memory_utilization)
@@ -400,13 +398,13 @@ def gather_episodes(
     `on_other` is called with the episodes of other ranks.
     """
     records = [[position, encode_episode(episode).decode()] for position, episode in zip(positions, own, strict=True)]
-    found: dict[int, Trajectory] = {}
+    episodes: dict[int, Trajectory] = {}
     for rank, part in enumerate(ranks.gather_json(records)):
         for position, text in part:
-            found[position] = decode_episode(text.encode())
+            episodes[position] = decode_episode(text.encode())
             if rank != ranks.own_rank() and on_other is not None:
-                on_other(found[position])
-    return [found[position] for position in range(num_planned)]
+                on_other(episodes[position])
+    return [episodes[position] for position in range(num_planned)]
 
 
 def shard_with_copy(loaded: LoadedModel, sharding: ShardingSettings) -> UnshardedCopy:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from practicum.models import sharding
+from practicum.models.decoder import Decoder
 from practicum.models.loader import LoadedModel
 from practicum.training import ranks
 
@@ -46,6 +47,10 @@ class UnshardedCopy:
         """The copy; only ranks that have one may ask for it."""
         assert self.loaded is not None
         return self.loaded
+
+    def decoder(self) -> Decoder | None:
+        """A decoder of the copy, for an engine; None on ranks that have no copy."""
+        return None if self.loaded is None else Decoder(self.loaded.model)
 
     @torch.no_grad()
     def gather_weights(self, parameters: Mapping[str, nn.Parameter]) -> None:

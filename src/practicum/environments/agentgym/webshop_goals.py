@@ -38,7 +38,7 @@ def make_goal(product: Product, index: int) -> ShoppingGoal:
     upper = price_limit(product.price, rng)
     request = f"Find me {', '.join(attributes)} {product.query}"
     return ShoppingGoal(
-        instruction=f"{request}{told_options(options)}{told_price(upper)}",
+        instruction=f"{request}{options_text(options)}{price_text(upper)}",
         asin=product.asin,
         name=product.name,
         query=product.query,
@@ -49,12 +49,12 @@ def make_goal(product: Product, index: int) -> ShoppingGoal:
     )
 
 
-def told_options(options: dict[str, str]) -> str:
-    options_text = ", and ".join(f"{name}: {value}" for name, value in options.items())
-    return f" with {options_text}" if options_text else ""
+def options_text(options: dict[str, str]) -> str:
+    text = ", and ".join(f"{name}: {value}" for name, value in options.items())
+    return f" with {text}" if text else ""
 
 
-def told_price(upper: float) -> str:
+def price_text(upper: float) -> str:
     return f", and price lower than {upper:.2f} dollars" if upper < NO_LIMIT else ""
 
 

@@ -292,7 +292,7 @@ def drawn_templates() -> tuple[RequestTemplate, ...]:
     """Return further templates of `train`: drawn tasks and modifiers in every pattern, none a held-out combination."""
     rng = random.Random("htdag templates")
     held_out = {combination(template) for template in TEMPLATES if template.split != "train"}
-    known = {(template.pattern, template.goals) for template in TEMPLATES}
+    existing = {(template.pattern, template.goals) for template in TEMPLATES}
     kinds = {goal.type: goal.kind for template in TEMPLATES for goal in template.goals}
     domains = {template.goals[0].type: template.domain for template in reversed(TEMPLATES)}
     types = sorted(kinds)
@@ -315,9 +315,9 @@ def drawn_templates() -> tuple[RequestTemplate, ...]:
         template = RequestTemplate(
             f"drawn-{len(made)}", domains.get(drawn[0], "mixed"), level, "train", pattern, tuple(goals)
         )
-        if combination(template) in held_out or (pattern, template.goals) in known:
+        if combination(template) in held_out or (pattern, template.goals) in existing:
             continue
-        known.add((pattern, template.goals))
+        existing.add((pattern, template.goals))
         made.append(template)
     return tuple(made)
 
