@@ -48,8 +48,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def describe_exception(error: BaseException) -> str:
     """Return an exception in one line with the place that raised it: `KeyError: 'x' (mine.py:14 in step)`."""
     text = " ".join(f"{type(error).__name__}: {error}".split())
-    place = place_of(error)
-    return f"{text} ({place})" if place else text
+    location = place_of(error)
+    return f"{text} ({location})" if location else text
 
 
 def place_of(error: BaseException) -> str:

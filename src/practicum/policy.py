@@ -241,7 +241,7 @@ class Conversation:
         """Make a turn of the episode the last one of this conversation."""
         if not 0 <= index < len(turns) or not turns[index].spans:
             raise ValueError(f"an Observation continues turn {index}, which is no turn with a prompt")
-        path = [turns[number] for number in path_to(continued_turns(turns), index)]
+        path = [turns[turn_index] for turn_index in path_to(continued_turns(turns), index)]
         spans = [span for turn in path for span in turn.spans]
         self.context_ids = [token for span in spans for token in span.ids]
         self._reply = spans[-1].ids

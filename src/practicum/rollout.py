@@ -138,8 +138,8 @@ class Episode:
             return Outcome.ENGINE_ERROR, str(error)
         except JudgeError as error:
             self.traceback = traceback_of(error) if error.__cause__ is not None else None
-            place = place_of(error) if error.__cause__ is not None else ""
-            return Outcome.JUDGE_ERROR, f"{error} ({place})" if place else str(error)
+            location = place_of(error) if error.__cause__ is not None else ""
+            return Outcome.JUDGE_ERROR, f"{error} ({location})" if location else str(error)
         except UserError:
             raise  # a wrong setting is wrong for every episode: stop with its message
         except Exception as error:  # whatever an environment raises ends its own episode only

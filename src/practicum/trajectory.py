@@ -52,9 +52,9 @@ def plan_attempts(tasks: Iterable[Task], attempts_per_task: int, seed: int, labe
     planned = []
     for task in tasks:
         environment_seed = derive_seed("environment", seed, label, task.id)
-        for number in range(attempts_per_task):
-            sampling_seed = derive_seed("sampling", seed, label, task.id, number)
-            planned.append(Attempt(task, number, Seeds(environment_seed, sampling_seed), f"{label}{task.id}"))
+        for attempt in range(attempts_per_task):
+            sampling_seed = derive_seed("sampling", seed, label, task.id, attempt)
+            planned.append(Attempt(task, attempt, Seeds(environment_seed, sampling_seed), f"{label}{task.id}"))
     return planned
 
 

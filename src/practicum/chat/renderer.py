@@ -347,8 +347,8 @@ def _parts(message: Message) -> str | list[dict[str, str]]:
 
 def _marked(messages: Sequence[Message]) -> list[Message]:
     return [
-        replace(message, content=f"{MARKER}{number};", images=("",) * len(message.images))
-        for number, message in enumerate(messages)
+        replace(message, content=f"{MARKER}{index};", images=("",) * len(message.images))
+        for index, message in enumerate(messages)
     ]
 
 
@@ -358,8 +358,8 @@ def _span(origin: Origin, ids: Sequence[int]) -> Spans:
 
 def _without_closing(spans: Sequence[Span], close_id: int) -> tuple[Span, ...]:
     """Return the spans after the first closing token."""
-    for number, span in enumerate(spans):
+    for index, span in enumerate(spans):
         if close_id in span.ids:
             rest = Span(span.origin, span.ids[span.ids.index(close_id) + 1 :])
-            return ((rest,) if rest.ids else ()) + tuple(spans[number + 1 :])
+            return ((rest,) if rest.ids else ()) + tuple(spans[index + 1 :])
     return tuple(spans)

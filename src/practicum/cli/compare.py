@@ -117,18 +117,18 @@ def metric_table(comparison: Comparison) -> list[str]:
     return [*wrapped([head, *names]), "", table(headers, rows, "="), *wrapped([comparison.t_test.sentence])]
 
 
-def policy_table(found: PolicyComparison, level: float) -> list[str]:
+def policy_table(comparison: PolicyComparison, level: float) -> list[str]:
     """One row per policy and environment."""
     from practicum.utils.tables import p_text, percent, percent_interval, table
 
     rows = []
-    for panel in found.panels:
-        for policy in found.policies:
+    for panel in comparison.panels:
+        for policy in comparison.policies:
             result = policy.results[panel]
             interval = result.interval(level)
             score = f"{percent(result.success_rate)} {percent_interval(interval.low, interval.high)}"
-            pair = next((c for c in found.comparisons_of(policy) if c.baseline.panel == panel), None)
-            where = [policy.label(result)] if len(found.panels) > 1 else []
+            pair = next((c for c in comparison.comparisons_of(policy) if c.baseline.panel == panel), None)
+            where = [policy.label(result)] if len(comparison.panels) > 1 else []
             difference = ["", "", "", "baseline"]
             if pair is not None:
                 points, limits = format_interval(pair.success).split(" ", 1)
@@ -137,28 +137,28 @@ def policy_table(found: PolicyComparison, level: float) -> list[str]:
                 if not pair.success.num_tasks:
                     difference = ["–", "", "", "not scored"]
             rows.append([policy.name, *where, score, *difference])
-    where = ["Environment"] if len(found.panels) > 1 else []
-    wide = f"{100 * found.comparisons[0].success.interval.level:.3g} %"
+    where = ["Environment"] if len(comparison.panels) > 1 else []
+    wide = f"{100 * comparison.comparisons[0].success.interval.level:.3g} %"
     headers = ["Policy", *where, f"Success [{100 * level:g} %]", "Points", f"[{wide}]", "p (Holm)", "Result"]
     return [table(headers, rows)]
 
 
-def pareto_table(found: PolicyComparison, level: float) -> list[str]:
+def pareto_table(comparison: PolicyComparison, level: float) -> list[str]:
     """Affine's aggregates over environments, and how many policies dominate each one."""
     from practicum.evaluation.multi_environment import aggregate, frontier_shares, overall_interval
     from practicum.evaluation.stats.pareto import dominated_by, pareto_score
     from practicum.utils.tables import number, percent, percent_interval, table
 
-    dominators = dominated_by({policy.name: policy.scores for policy in found.policies})
-    shares = frontier_shares(found.policies)
+    dominators = dominated_by({policy.name: policy.scores for policy in comparison.policies})
+    shares = frontier_shares(comparison.policies)
     rows = []
-    for policy in found.policies:
+    for policy in comparison.policies:
         results, by, share = list(policy.results.values()), dominators[policy.name], shares[policy.name]
         total, limits = aggregate(results), overall_interval(results, level)
         overall = f"{percent(total.overall_success_rate)} {percent_interval(limits.low, limits.high)}"
         rows.append([
             policy.name, percent(total.weighted_accuracy), number(total.weighted_mean_score), overall,
-            f"{pareto_score(policy.scores, found.policies[0].scores):.2f}",
+            f"{pareto_score(policy.scores, comparison.policies[0].scores):.2f}",
             "on it" if not by else f"dominated by {len(by)}", percent(share, digits=0),
         ])  # fmt: skip
     headers = ["Policy", "Accuracy", "Score", f"Overall [{100 * level:g} %]", "Pareto", "Frontier", "of draws"]

@@ -138,7 +138,7 @@ def start_rank(command: str) -> None:
 def terminated_as_interrupted() -> Iterator[None]:
     """Handle SIGTERM in this block as Ctrl-C: everything is closed and saved on the way out."""
 
-    def handle(number: int, frame: FrameType | None) -> None:
+    def handle(signal_number: int, frame: FrameType | None) -> None:
         interrupt = signal.getsignal(signal.SIGINT)
         if not callable(interrupt):  # a shell's background job ignores Ctrl-C
             raise KeyboardInterrupt

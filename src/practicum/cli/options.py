@@ -216,12 +216,12 @@ def normalize_flags(argv: list[str]) -> list[str]:
     return result
 
 
-def role_models(given: Iterable[str]) -> dict[str, str]:
+def role_models(assignments: Iterable[str]) -> dict[str, str]:
     """The models of roles from `NAME=MODEL` or `NAME=MODEL@URL`."""
-    found = {}
-    for text in given:
+    models = {}
+    for text in assignments:
         name, equals, model = text.partition("=")
         if not (name and equals and model):
             raise UserError(f"--role {text}: write it as NAME=MODEL, or NAME=MODEL@URL for a model of a server.")
-        found[name] = model
-    return found
+        models[name] = model
+    return models

@@ -47,8 +47,8 @@ def run(argv: list[str]) -> int:
 
 def free_folder(folder: Path) -> Path:
     """The folder, or the first of folder-2, folder-3, ... that holds no finished quickstart."""
-    for number in itertools.count(1):
-        candidate = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
+    for attempt in itertools.count(1):
+        candidate = folder if attempt == 1 else folder.with_name(f"{folder.name}-{attempt}")
         if not (candidate / "summary.json").is_file():
             return candidate
     raise AssertionError("unreachable")

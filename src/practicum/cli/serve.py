@@ -143,9 +143,9 @@ def _serve(args: argparse.Namespace) -> int:
     return 0
 
 
-def api_keys(given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+def api_keys(options: Sequence[str], environment: Mapping[str, str]) -> list[str]:
     """The keys of --api-key and PRACTICUM_API_KEY; an empty one is refused: it would leave the server open."""
-    keys = [*given, *([environment["PRACTICUM_API_KEY"]] if "PRACTICUM_API_KEY" in environment else [])]
+    keys = [*options, *([environment["PRACTICUM_API_KEY"]] if "PRACTICUM_API_KEY" in environment else [])]
     if not all(key.strip() for key in keys):
         raise UserError("An API key is empty; give --api-key and PRACTICUM_API_KEY a text, or leave them out.")
     return keys

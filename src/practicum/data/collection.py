@@ -124,12 +124,12 @@ def plan(tasks: Iterable[Task], attempts_per_task: int, seed: int, task_seed: in
     return [
         Attempt(
             task,
-            number,
-            Seeds(task_seed + SEEDS_PER_TASK * index + number, derive_seed("sampling", seed, "", task.id, number)),
+            attempt,
+            Seeds(task_seed + SEEDS_PER_TASK * index + attempt, derive_seed("sampling", seed, "", task.id, attempt)),
             task.id,
         )
         for index, task in enumerate(tasks)
-        for number in range(attempts_per_task)
+        for attempt in range(attempts_per_task)
     ]
 
 

@@ -30,21 +30,21 @@ MBPP_SPLITS = {"prompt": range(1, 11), "test": range(11, 511), "val": range(511,
 """The authors' split of MBPP by `task_id`; the ten of `prompt` are for few-shot prompts."""
 
 
-def gsm8k(row: Mapping[str, Any], number: int) -> Row:
+def gsm8k(row: Mapping[str, Any], index: int) -> Row:
     """GSM8K: `question` and a worked `answer` whose last line is `#### 42`."""
     solution, mark, last = text_field(row, "answer").rpartition("####")
     answer = last.strip().replace(",", "").removeprefix("$")
     if not mark or not re.fullmatch(r"-?\d+(\.\d+)?", answer):
         raise InvalidRow("'answer' must end in '#### ' and a number")
     return {
-        "id": f"gsm8k-{number}",
+        "id": f"gsm8k-{index}",
         "question": text_field(row, "question").strip(),
         "answer": answer,
         "solution": solution.strip(),
     }
 
 
-def humaneval(row: Mapping[str, Any], number: int) -> Row:
+def humaneval(row: Mapping[str, Any], index: int) -> Row:
     """HumanEval: `prompt` is the head of the function `entry_point`, `test` defines `check(candidate)`."""
     prompt, entry = text_field(row, "prompt"), text_field(row, "entry_point")
     return {
@@ -57,7 +57,7 @@ def humaneval(row: Mapping[str, Any], number: int) -> Row:
     }
 
 
-def mbpp(row: Mapping[str, Any], number: int) -> Row:
+def mbpp(row: Mapping[str, Any], index: int) -> Row:
     """MBPP: `text` (`prompt` in the sanitized file), `code`, and asserts in `test_list`."""
     tests = list_field(row, "test_list")
     if not tests or not all(isinstance(test, str) and test.strip() for test in tests):
@@ -81,13 +81,13 @@ def _mbpp_split(task_id: object) -> Row:
     return {} if name is None else {"split": name}
 
 
-def math(row: Mapping[str, Any], number: int) -> Row:
+def math(row: Mapping[str, Any], index: int) -> Row:
     """MATH: `problem`, and a `solution` whose answer is in its last \\boxed; MATH-500 has the `answer` too."""
     solution = text_field(row, "solution")
     answer = row["answer"] if isinstance(row.get("answer"), str) else last_boxed(solution)
     if answer is None or not answer.strip():
         raise InvalidRow("'solution' must have its answer in a \\boxed{...}")
-    name = row.get("unique_id") or row.get("id") or f"math-{number}"
+    name = row.get("unique_id") or row.get("id") or f"math-{index}"
     return {
         "id": str(name).removesuffix(".json").replace("/", "-"),
         "question": text_field(row, "problem").strip(),
@@ -97,7 +97,7 @@ def math(row: Mapping[str, Any], number: int) -> Row:
     }
 
 
-def verl(row: Mapping[str, Any], number: int) -> Row:
+def verl(row: Mapping[str, Any], index: int) -> Row:
     """verl: `prompt` is a list of messages, `reward_model` has the `ground_truth`, `extra_info` is optional."""
     messages = list_field(row, "prompt")
     if not messages or not all(isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in messages):
@@ -106,7 +106,7 @@ def verl(row: Mapping[str, Any], number: int) -> Row:
     assert isinstance(extra, Mapping)
     source = re.sub(r"[^\w.-]+", "-", str(row.get("data_source") or "verl")).strip("-")
     converted: Row = {
-        "id": f"{source}-{extra.get('split', '')}-{extra.get('index', number)}".replace("--", "-"),
+        "id": f"{source}-{extra.get('split', '')}-{extra.get('index', index)}".replace("--", "-"),
         "question": str(extra.get("question") or messages[-1]["content"]).strip(),
         "messages": [{"role": str(m.get("role", "user")), "content": m["content"]} for m in messages],
         **_ground_truth(field_of(field_of(row, "reward_model"), "ground_truth")),
@@ -241,7 +241,7 @@ def _add_document(documents: dict[str, Document], title: str, text: str) -> None
         documents[key] = Document(f"{len(documents):07d}", title, " ".join(text.split()))
 
 
-def worfbench(row: Mapping[str, Any], number: int) -> Row:
+def worfbench(row: Mapping[str, Any], index: int) -> Row:
     """WorFBench's `graph_eval.json`: `conversations` whose last message is the gold workflow as text."""
     messages = list_field(row, "conversations")
     if len(messages) < 2 or not all(isinstance(m, Mapping) and isinstance(m.get("content"), str) for m in messages):
@@ -253,7 +253,7 @@ def worfbench(row: Mapping[str, Any], number: int) -> Row:
     if unknown := sorted({name for edge in edges_of(workflow) for name in edge} - {START, END, *graph.nodes}):
         raise InvalidRow(f"an edge of the gold workflow names node {unknown[0]}, which it does not have")
     return {
-        "id": str(row.get("id") or f"worfbench-{number}").replace("/", "-"),
+        "id": str(row.get("id") or f"worfbench-{index}").replace("/", "-"),
         "question": messages[-2]["content"].strip(),
         "messages": [{"role": str(m.get("role", "user")), "content": m["content"]} for m in messages[:-1]],
         "workflow": workflow,
@@ -328,11 +328,11 @@ def _step_times(times: object, count: int) -> list[str]:
 
 def _seconds(time: str) -> float:
     plain = re.sub(r"(?<=\d),(?=\d{3}\b)", "", time)
-    spans = [(float(number), unit.lower()) for number, unit in SPAN.findall(plain)]
+    spans = [(float(amount), unit.lower()) for amount, unit in SPAN.findall(plain)]
     is_read = not re.search(r"\d", SPAN.sub("", plain))
     if not spans or not is_read or any(unit not in SECONDS_OF_UNIT for _, unit in spans):
         raise InvalidRow(f"'{time[:40]}' of 'time_dic' is no duration such as '5 min'")
-    return sum(number * SECONDS_OF_UNIT[unit] for number, unit in spans)
+    return sum(amount * SECONDS_OF_UNIT[unit] for amount, unit in spans)
 
 
 def _step_orders(row: Mapping[str, Any], count: int) -> list[list[int]]:

@@ -74,7 +74,7 @@ def _leaves(node: Mapping[str, Any], share: float) -> Iterator[tuple[str, str, f
         yield from _leaves(child, share * weight / total)
 
 
-def writingbench(row: Mapping[str, Any], number: int) -> Row:
+def writingbench(row: Mapping[str, Any], index: int) -> Row:
     """WritingBench: a `query` and a `checklist` of criteria, each with a description of every band of scores."""
     rules = []
     for criterion in list_field(row, "checklist"):
@@ -84,17 +84,17 @@ def writingbench(row: Mapping[str, Any], number: int) -> Row:
     if not rules:
         raise InvalidRow("'checklist' has no criteria")
     more = {key: row[key] for key in ("domain1", "domain2", "lang") if key in row}
-    name = f"writingbench-{row.get('index', number)}"
+    name = f"writingbench-{row.get('index', index)}"
     rubric = {"name": name, "rules": rules}
     return {"id": name, "question": text_field(row, "query").strip(), "rubric": rubric, **more}
 
 
-def biggen(row: Mapping[str, Any], number: int) -> Row:
+def biggen(row: Mapping[str, Any], index: int) -> Row:
     """BiGGen-Bench: an `input`, a `reference_answer` and a `score_rubric` of five levels."""
     scale = field_of(row, "score_rubric")
     levels = [f"{level} of 5: {text_field(scale, f'score{level}_description')}" for level in range(1, 6)]
     prompt = "\n".join([text_field(scale, "criteria"), *levels])
-    name = str(row.get("id", f"biggen-{number}"))
+    name = str(row.get("id", f"biggen-{index}"))
     rule = judge_rule(str(row.get("task", "criterion")), prompt, 1.0, expectation=text_field(row, "reference_answer"))
     system = str(row.get("system_prompt") or "").strip()
     question = "\n\n".join(part for part in (system, text_field(row, "input").strip()) if part)
@@ -107,8 +107,8 @@ def manager_agent_gym(folder: Path) -> Converted:
 
     Criteria that are Python functions over its own workflow objects are left out and counted (`left_out`).
     """
-    found = sorted(folder.rglob("preference*.py")) if folder.is_dir() else []
-    rows = [_gym_row(path) for path in found if (path.parent / "workflow.py").is_file()]
+    files = sorted(folder.rglob("preference*.py")) if folder.is_dir() else []
+    rows = [_gym_row(path) for path in files if (path.parent / "workflow.py").is_file()]
     if not rows:
         raise UserError(f"'{folder}' has no folder with workflow.py and preferences.py of manager_agent_gym.")
     return Converted([row for row in rows if row["rubric"]["rules"]])

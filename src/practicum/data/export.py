@@ -87,9 +87,9 @@ def bc_rows(episodes: Iterable[Trajectory], prompt: MakePrompt, roles: Collectio
     """Yield a row for every step whose action worked; steps count from 1. A turn without a prompt makes none."""
     for episode in episodes:
         learned = learned_roles(episode, roles)
-        for number, turn in enumerate(episode.turns):
-            if turn.reply.strip() and turn.spans and is_trained(turn, learned) and not failed(episode, number):
-                values = (prompt(episode, number), turn.reply, episode.task.id, site_of(episode.task), number + 1,
+        for index, turn in enumerate(episode.turns):
+            if turn.reply.strip() and turn.spans and is_trained(turn, learned) and not failed(episode, index):
+                values = (prompt(episode, index), turn.reply, episode.task.id, site_of(episode.task), index + 1,
                           source_of(turn))  # fmt: skip
                 yield dict(zip(BC_FIELDS, values, strict=True))
 
@@ -117,13 +117,13 @@ def sft_rows(episodes: Iterable[Trajectory], roles: Collection[str] | None = Non
             if not new:
                 continue
             messages: list[Row] = []
-            for number in path:
-                turn = episode.turns[number]
+            for index in path:
+                turn = episode.turns[index]
                 messages += [
                     {"role": m.role, "content": _content(m), **({"name": m.name} if m.name else {}), "train": False}
                     for m in turn.messages
                 ]
-                messages.append({"role": "assistant", "content": turn.reply, "train": number in new})
+                messages.append({"role": "assistant", "content": turn.reply, "train": index in new})
             role = episode.turns[path[-1]].role
             tools = role_tools(episode, role)
             schemas = {"tools": tools} if tools else {}
@@ -205,8 +205,8 @@ class RenderedPrompts:
         self.tokenizer_name = tokenizer
         self._decoders: dict[tuple[str, str | None], Any] = {}
 
-    def __call__(self, episode: Trajectory, number: int) -> str:
-        ids = list(prompt_ids(episode, number))
+    def __call__(self, episode: Trajectory, index: int) -> str:
+        ids = list(prompt_ids(episode, index))
         return str(self._tokenizer(episode).decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
     def _tokenizer(self, episode: Trajectory) -> Any:

@@ -26,14 +26,14 @@ def read_lines(path: Path) -> Iterator[bytes]:
     """Yield the lines of a file with their line ends; raise UserError at one longer than MAX_LINE_BYTES."""
     try:
         with path.open("rb") as file:
-            number = 1
+            line_number = 1
             while line := file.readline(MAX_LINE_BYTES + 1):
                 if len(line) > MAX_LINE_BYTES:
                     raise UserError(
-                        f"'{path}', line {number} has more than {MAX_LINE_BYTES >> 20} MiB; that is no record."
+                        f"'{path}', line {line_number} has more than {MAX_LINE_BYTES >> 20} MiB; that is no record."
                     )
                 yield line
-                number += 1
+                line_number += 1
     except OSError as error:
         raise UserError(f"Cannot read '{path}': {error.strerror}.") from None
 
@@ -69,22 +69,22 @@ def parse_json(text: str, path: Path, line: int | None = None) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        number = line or getattr(error, "lineno", 1)
-        raise UserError(f"'{path}', line {number} is not JSON: {getattr(error, 'msg', error)}.") from None
+        line_number = line or getattr(error, "lineno", 1)
+        raise UserError(f"'{path}', line {line_number} is not JSON: {getattr(error, 'msg', error)}.") from None
 
 
 def iter_objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield line number and object of every line that is not blank; raise UserError at a line that has no object."""
-    for number, line in enumerate(read_lines(path), 1):
+    for line_number, line in enumerate(read_lines(path), 1):
         if line.strip():
             try:
-                yield number, parse_object(line)
+                yield line_number, parse_object(line)
             except UnicodeDecodeError as error:
-                raise UserError(f"'{path}', line {number} is not UTF-8 text (byte {error.start}).") from None
+                raise UserError(f"'{path}', line {line_number} is not UTF-8 text (byte {error.start}).") from None
             except ValueError as error:
-                raise UserError(f"'{path}', line {number} is not JSON: {error}.") from None
+                raise UserError(f"'{path}', line {line_number} is not JSON: {error}.") from None
             except TypeError as error:
-                raise UserError(f"'{path}', line {number}: {error}.") from None
+                raise UserError(f"'{path}', line {line_number}: {error}.") from None
 
 
 def iter_readable_objects(path: Path) -> Iterator[dict[str, Any]]:
@@ -105,7 +105,7 @@ def read_objects(path: Path) -> list[tuple[int, dict[str, Any]]]:
 
 def read_rows(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
     """Return the objects of a file, each of which must have these fields as non-empty texts."""
-    return [check_row(row, fields, f"'{path}', line {number}") for number, row in read_objects(path)]
+    return [check_row(row, fields, f"'{path}', line {line_number}") for line_number, row in read_objects(path)]
 
 
 def check_row(row: Mapping[str, Any], fields: Sequence[str], location: str) -> dict[str, Any]:
@@ -124,12 +124,12 @@ def list_or_lines(text: str, path: Path) -> Iterator[tuple[str, Any]]:
     if text.lstrip().startswith("["):
         yield from ((f"row {index}", value) for index, value in enumerate(parse_json(text, path)))
         return
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
+    lines = [(line_number, line) for line_number, line in enumerate(text.split("\n"), 1) if line.strip()]
     if lines and not _is_json(lines[0][1]):
         yield "row 0", parse_json(text, path)
         return
-    for number, line in lines:
-        yield f"line {number}", parse_json(line, path, number)
+    for line_number, line in lines:
+        yield f"line {line_number}", parse_json(line, path, line_number)
 
 
 def _is_json(text: str) -> bool:

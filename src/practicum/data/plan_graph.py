@@ -24,9 +24,9 @@ class PlanGraph:
 
 def parse_workflow(text: str) -> PlanGraph:
     """Read `Node: 1: … 2: … Edge: (START,1) (1,2) (2,END)`; edges of numbers that are no node are left out."""
-    nodes = {str(int(number)): label for number, label in NODE.findall(text)} or _nodes_on_one_line(text)
-    known = {START, END, *nodes}
-    return PlanGraph(nodes, tuple(dict.fromkeys((a, b) for a, b in edges_of(text) if a in known and b in known)))
+    nodes = {str(int(index)): label for index, label in NODE.findall(text)} or _nodes_on_one_line(text)
+    names = {START, END, *nodes}
+    return PlanGraph(nodes, tuple(dict.fromkeys((a, b) for a, b in edges_of(text) if a in names and b in names)))
 
 
 def edges_of(text: str) -> list[Edge]:
@@ -43,4 +43,4 @@ def _nodes_on_one_line(text: str) -> dict[str, str]:
         begins.append(begin)
     ends = [*(begin.start() for begin in begins), len(part)][1:]
     labels = (part[begin.end() : end].strip() for begin, end in zip(begins, ends, strict=True))
-    return {str(number): label for number, label in enumerate(labels, 1) if label}
+    return {str(index): label for index, label in enumerate(labels, 1) if label}

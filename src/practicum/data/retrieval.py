@@ -167,10 +167,10 @@ class CorpusIndex(Resource):
 
 def _documents(path: Path, name: str) -> Iterator[Document]:
     """Yield the documents of a JSON-lines file; one without an id is named by file and line."""
-    for number, row in iter_objects(path):
+    for line_number, row in iter_objects(path):
         if not isinstance(row.get("text"), str):
-            raise UserError(f"'{path}', line {number} must be an object with a 'text'.")
-        yield Document(str(row.get("id", f"{name}:{number}")), str(row.get("title") or ""), row["text"])
+            raise UserError(f"'{path}', line {line_number} must be an object with a 'text'.")
+        yield Document(str(row.get("id", f"{name}:{line_number}")), str(row.get("title") or ""), row["text"])
 
 
 def show(hits: Sequence[Hit], query: str, limit: int) -> str:

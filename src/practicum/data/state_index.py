@@ -149,9 +149,9 @@ def visits(episodes: Sequence[Trajectory], roles: Collection[str] | None = None)
         seed = episode.seeds.environment if task.environment in nondeterministic else None
         hashes = list(histories(episode))
         alternatives = replies_to_one_prompt(episode.turns, hashes)
-        for number, (turn, history) in enumerate(zip(episode.turns, hashes, strict=True)):
+        for index, (turn, history) in enumerate(zip(episode.turns, hashes, strict=True)):
             if turn.spans and is_trained(turn, learned):
-                visit = Visit(episode, number, alternatives.get(number, ()))
+                visit = Visit(episode, index, alternatives.get(index, ()))
                 by_state.setdefault(State(task.id, task.hash, history, seed), []).append(visit)
     return by_state
 
@@ -175,9 +175,9 @@ def nondeterministic_environments(episodes: Sequence[Trajectory]) -> set[str]:
     answers: dict[tuple[str, str, str], object] = {}
     environments: set[str] = set()
     for episode in episodes:
-        for number, history in enumerate(_environment_histories(episode)):
-            answer = _answer(episode, number)
-            key = (episode.task.hash, history, episode.turns[number].reply)
+        for index, history in enumerate(_environment_histories(episode)):
+            answer = _answer(episode, index)
+            key = (episode.task.hash, history, episode.turns[index].reply)
             if answer is not None and answers.setdefault(key, answer) != answer:
                 environments.add(episode.task.environment)
     return environments
@@ -198,14 +198,14 @@ def _environment_histories(episode: Trajectory) -> list[str]:
     return found
 
 
-def failed(episode: Trajectory, number: int) -> bool:
+def failed(episode: Trajectory, index: int) -> bool:
     """Whether the action of a turn failed, by what followed it and not by what preceded it."""
-    turn = episode.turns[number]
+    turn = episode.turns[index]
     if turn.action.error is not None or turn.info.get("valid") is False:
         return True
     if turn.info.get("error") or turn.info.get("last_action_error"):
         return True
-    return any(TOOL_ERROR.match(message.content) for message in _messages_after(episode, number))
+    return any(TOOL_ERROR.match(message.content) for message in _messages_after(episode, index))
 
 
 def _messages_after(episode: Trajectory, number: int) -> Sequence[Message]:
@@ -227,11 +227,11 @@ def progress(episode: Trajectory) -> float:
     return max(values) if values else episode.reward
 
 
-def _answer(episode: Trajectory, number: int) -> object:
+def _answer(episode: Trajectory, index: int) -> object:
     """Return the environment's answer to a reply; None where a truncation or a failure leaves it unknown."""
-    turn = episode.turns[number]
-    if number + 1 < len(episode.turns):
-        return (episode.turns[number + 1].messages, turn.reward)
+    turn = episode.turns[index]
+    if index + 1 < len(episode.turns):
+        return (episode.turns[index + 1].messages, turn.reward)
     if episode.outcome in (Outcome.SUCCESS, Outcome.FAILURE):
         return (episode.closing, turn.reward, episode.outcome)
     return None

@@ -121,21 +121,21 @@ def decode_fault(data: bytes, error: Exception) -> str:
     told, otherwise what the error says."""
     if not data.endswith(b"\n"):
         return "the file is cut short"
-    for number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), 1):
+    for line_number, line in enumerate(data.removesuffix(b"\n").split(b"\n"), 1):
         try:
             record = parse_object(line)
         except UnicodeDecodeError as fault:
-            return f"line {number} is not UTF-8 text (byte {fault.start})"
+            return f"line {line_number} is not UTF-8 text (byte {fault.start})"
         except ValueError as fault:
-            return f"line {number} is not JSON: {fault}"
+            return f"line {line_number} is not JSON: {fault}"
         except TypeError as fault:
-            return f"line {number}: {fault}"
+            return f"line {line_number}: {fault}"
         kind = str(record.get("type"))
         if kind not in FIELDS:
-            return f"line {number}: 'type' is '{kind}', not one of {', '.join(FIELDS)}"
+            return f"line {line_number}: 'type' is '{kind}', not one of {', '.join(FIELDS)}"
         for field in FIELDS[kind]:
             if field not in record:
-                return f"line {number} lacks '{field}'"
+                return f"line {line_number} lacks '{field}'"
     return f"{error}" if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
 
 

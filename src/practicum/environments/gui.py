@@ -169,7 +169,7 @@ class GuiEnvironment(Environment):
         def act(observation: Observation) -> Action:
             boxes = BOX.findall(observation.messages[-1].content if observation.messages else "")
             point = [rng.randrange(WIDTH), rng.randrange(HEIGHT)]
-            box = [int(number) for number in rng.choice(boxes)] if boxes else point
+            box = [int(coordinate) for coordinate in rng.choice(boxes)] if boxes else point
             verb = rng.choice(("click",) * 6 + ("type", "scroll", "press", "wait"))
             choices: dict[str, dict[str, Any]] = {
                 "click": {"box": box},

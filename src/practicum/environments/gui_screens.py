@@ -123,8 +123,8 @@ class Desktop:
             rows, first = widget["rows"], self.scrolled[key]
             visible_rows = rows[first : first + ROWS_SHOWN]
             yield Widget(kind, label, title, box, f"rows {first + 1}-{first + len(visible_rows)} of {len(rows)}")
-            for number, row in enumerate(visible_rows):
-                edge = top + number * ROW_HEIGHT
+            for index, row in enumerate(visible_rows):
+                edge = top + index * ROW_HEIGHT
                 line = left, edge, right - SCROLL_BAR, edge + ROW_HEIGHT
                 yield Widget("row", row, title, line, label, self.selected.get(key) == row)
             return
@@ -134,8 +134,8 @@ class Desktop:
     def _items(self, title: str, menu: str) -> Iterator[Widget]:
         widget = self.widget((title, menu))
         left, top = widget["box"][0], widget["box"][3]
-        for number, item in enumerate(widget["items"]):
-            edge = top + number * ITEM_HEIGHT
+        for index, item in enumerate(widget["items"]):
+            edge = top + index * ITEM_HEIGHT
             yield Widget("item", item, title, (left, edge, left + ITEM_WIDTH, edge + ITEM_HEIGHT))
 
     def widget(self, key: WidgetKey) -> Mapping[str, Any]:
@@ -151,7 +151,7 @@ class Desktop:
         """Return the clickable widgets: the front window first, then the visible parts of the others."""
         layers = self.layers()
         seen = [widget for widget in layers if widget.kind != "body" and self._shows(widget, layers)]
-        rank = {title: number for number, title in enumerate(reversed(self.order))}
+        rank = {title: index for index, title in enumerate(reversed(self.order))}
         return sorted(seen, key=lambda widget: rank[widget.window])
 
     @staticmethod

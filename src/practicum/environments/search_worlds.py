@@ -96,8 +96,8 @@ class World:
             for subject, object in pairs.items()
         ]
         random.Random(f"search-order/{self.name}").shuffle(lines)
-        for number, line in enumerate(lines):
-            yield Document(f"{number:03d}", "", line)
+        for index, line in enumerate(lines):
+            yield Document(f"{index:03d}", "", line)
 
     def question(self, rng: random.Random, level: int) -> dict[str, object]:
         """Return a question over a chain of `level` facts, and its answer."""

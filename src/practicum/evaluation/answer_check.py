@@ -162,21 +162,21 @@ def wrong_text(text: str) -> str:
     """Return a text that says something else: its last number plus one, the opposite, or a word with another letter."""
     numbers = list(NUMBER.finditer(text))
     if numbers:
-        found = numbers[-1]
-        value = found[0]
+        last = numbers[-1]
+        value = last[0]
         other = f"{float(value) + 1:.{len(value.partition('.')[2])}f}" if "." in value else str(int(value) + 1)
-        return text[: found.start()] + other + text[found.end() :]
+        return text[: last.start()] + other + text[last.end() :]
     words = list(WORD.finditer(text))
     if not words:
         return f"{text}nothing"
-    found = words[-1]
-    opposite = OPPOSITES.get(found[0].lower())
+    last = words[-1]
+    opposite = OPPOSITES.get(last[0].lower())
     if opposite is None:
-        first = found[0][0]
-        opposite = ("z" if first.lower() != "z" else "q") + found[0][1:]
-    elif found[0].istitle():
+        first = last[0][0]
+        opposite = ("z" if first.lower() != "z" else "q") + last[0][1:]
+    elif last[0].istitle():
         opposite = opposite.title()
-    return text[: found.start()] + opposite + text[found.end() :]
+    return text[: last.start()] + opposite + text[last.end() :]
 
 
 def _said(action: Action) -> Mapping[str, Any]:

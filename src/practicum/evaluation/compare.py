@@ -107,13 +107,13 @@ class Comparison:
     def decision(self) -> GateDecision:
         """The gate: of the two ways to count attempts without a score, the one that promises less."""
         deltas = [self.success, *([self.unscored_as_failures] if self.unscored_as_failures is not None else [])]
-        obstacle, found = self._obstacle(), []
+        obstacle, result = self._obstacle(), []
         for delta, conclusion in zip(deltas, self.conclusions_both_ways, strict=False):
             improvement = Improvement(delta.baseline, delta.difference, delta.interval)
-            found.append(decide(improvement, conclusion is Conclusion.BETTER, obstacle))
+            result.append(decide(improvement, conclusion is Conclusion.BETTER, obstacle))
         if self.success.num_tasks == 0 or self.conclusion is Conclusion.SETTINGS_DIFFER:
-            return GateDecision(Gate.WITHHELD, found[0].improvement, obstacle)
-        return found[0] if len(found) == 1 else lower(*found)
+            return GateDecision(Gate.WITHHELD, result[0].improvement, obstacle)
+        return result[0] if len(result) == 1 else lower(*result)
 
     def _obstacle(self) -> str:
         """Why no gate may be given, or nothing."""

@@ -30,11 +30,11 @@ def differing_settings(first: EvalResult, second: EvalResult) -> Differing:
     """
     if is_scripted(first) or is_scripted(second):
         return {}
-    found = _differing(first.settings, second.settings, DECODING_SETTINGS)
+    differences = _differing(first.settings, second.settings, DECODING_SETTINGS)
     shares = (first.settings.get(MIN_P, 0.0), second.settings.get(MIN_P, 0.0))
     if shares[0] != shares[1]:
-        found[MIN_P] = shares
-    return {**found, **_differing_roles(first, second, True)}
+        differences[MIN_P] = shares
+    return {**differences, **_differing_roles(first, second, True)}
 
 
 def differing_agent_settings(first: EvalResult, second: EvalResult) -> Differing:
@@ -42,14 +42,14 @@ def differing_agent_settings(first: EvalResult, second: EvalResult) -> Differing
     if is_scripted(first) or is_scripted(second):
         return {}
     before, after = agent_options(first), agent_options(second)
-    found = _differing(first.settings, second.settings, (FORMAT,))
+    differences = _differing(first.settings, second.settings, (FORMAT,))
     forms = (first.settings.get(RESPONSE_FORMAT), second.settings.get(RESPONSE_FORMAT))
     if forms[0] != forms[1]:
-        found[RESPONSE_FORMAT] = forms
+        differences[RESPONSE_FORMAT] = forms
     if before is not None and after is not None:
         names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-        found |= {name: (before.get(name), after.get(name)) for name in names}
-    return {**found, **_differing_roles(first, second, False)}
+        differences |= {name: (before.get(name), after.get(name)) for name in names}
+    return {**differences, **_differing_roles(first, second, False)}
 
 
 def agent_options(result: EvalResult) -> dict[str, Any] | None:

@@ -293,7 +293,7 @@ def causes_of(episodes: Sequence[Trajectory], total: int | None = None) -> str:
     """Return why episodes did not succeed, the most frequent causes first; "" if all did."""
     failed = [episode for episode in episodes if episode.outcome is not Outcome.SUCCESS]
     causes = Counter(_cause(episode) for episode in failed)
-    shown = [f"{number} of {total or len(episodes)} {cause}" for cause, number in causes.most_common(MAX_CAUSES)]
+    shown = [f"{count} of {total or len(episodes)} {cause}" for cause, count in causes.most_common(MAX_CAUSES)]
     return "; ".join((*shown, "…") if len(causes) > MAX_CAUSES else shown)
 
 

@@ -93,7 +93,7 @@ def rate_difference(result: EvalResult, baseline: EvalResult, name: str, level: 
     """
     above, below = RATES[name]
     units = sorted({one.unit for one in result.scored} & {one.unit for one in baseline.scored})
-    index = {unit: number for number, unit in enumerate(units)}
+    index = {unit: position for position, unit in enumerate(units)}
     sums = np.zeros((4, len(units)))
     for row, (policy, count) in enumerate(((result, above), (result, below), (baseline, above), (baseline, below))):
         for attempt in policy.scored:

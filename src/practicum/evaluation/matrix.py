@@ -107,8 +107,8 @@ class MatrixRow:
         """A rate of the hierarchy; None where the environment does not count what it needs."""
         if not any(counted in attempt.env_metrics for attempt in self.result.scored):
             return None
-        found = rate(self.result, name)
-        return None if found is None else found.value
+        value = rate(self.result, name)
+        return None if value is None else value.value
 
 
 def usefulness_label(baseline: tuple[float, float], mode: tuple[float, float], shown_worse: bool = False) -> Usefulness:

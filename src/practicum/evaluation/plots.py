@@ -119,9 +119,9 @@ def pareto(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
     best = set(frontier(all_scores))
     first, second = list(policy_comparison.policies[0].scores)[:2]
     with _figure(path, (ONE_COLUMN_INCHES, 3.0)) as axes:
-        for number, policy in enumerate(policy_comparison.policies):
+        for index, policy in enumerate(policy_comparison.policies):
             x, y = policy.scores[first], policy.scores[second]
-            colour = COLOURS[number % len(COLOURS)]
+            colour = COLOURS[index % len(COLOURS)]
             face = colour if policy.name in best else "none"
             across, along = (policy.results[panel].interval(level) for panel in policy_comparison.panels[:2])
             axes.plot([across.low, across.high], [y, y], color=colour, linewidth=0.8, alpha=0.6)
@@ -151,8 +151,8 @@ def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | N
     if not curves:
         return None
     with _figure(path, (TWO_COLUMNS_INCHES, 3.0)) as axes:
-        for number, (name, rows) in enumerate(curves.items()):
-            colour = COLOURS[(number + 1) % len(COLOURS)]
+        for index, (name, rows) in enumerate(curves.items()):
+            colour = COLOURS[(index + 1) % len(COLOURS)]
             trained = [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row]
             if trained:
                 steps, values = zip(*trained, strict=True)

@@ -39,11 +39,11 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
         for k in pass_at_ks(result.attempts_per_task)
     ]  # fmt: skip
     rows += [(name, number(value), "") for name, value in metrics.items() if name.startswith(("part/", "figure/"))]
-    found = f" (found {policy.stage}: {shortened(policy.name, 32)})" if policy.name != settings.policy else ""
+    source = f" (found {policy.stage}: {shortened(policy.name, 32)})" if policy.name != settings.policy else ""
     each = f" × {result.attempts_per_task} attempts" if result.attempts_per_task > 1 else ""
     name = shortened(printable(result.policy), 32)
     goals = f" of {result.num_goals} goals" if result.num_goals is not None else ""
-    head = f"{name}{found} on {settings.environment}: {result.num_tasks} {settings.split} tasks{goals}{each}"
+    head = f"{name}{source} on {settings.environment}: {result.num_tasks} {settings.split} tasks{goals}{each}"
     rate = "nothing scored" if not result.scored else (
         f"success {percent(result.success_rate)} {percent_interval(interval.low, interval.high)} ({level})"
     )  # fmt: skip

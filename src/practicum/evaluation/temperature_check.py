@@ -85,9 +85,9 @@ def compare_replies(episodes: Sequence[Trajectory], temperatures: Sequence[float
             sentence = f"temperature {temperature:g} was asked for, but the record says {value}"
             return RepliesComparison(ExplorationStatus.TEMPERATURE_NOT_RECORDED, sentence)
     first, second = ([turn.reply for turn in episode.turns[:num_steps]] for episode in episodes)
-    for number, (one, other) in enumerate(zip(first, second, strict=False), 1):
+    for step, (one, other) in enumerate(zip(first, second, strict=False), 1):
         if one != other:
-            return RepliesComparison(ExplorationStatus.DIVERGED, f"the replies differ from step {number} on")
+            return RepliesComparison(ExplorationStatus.DIVERGED, f"the replies differ from step {step} on")
     if len(first) != len(second):
         ended = min(len(first), len(second))
         return RepliesComparison(ExplorationStatus.DIVERGED, f"one run ended after step {ended}, the other continued")
@@ -103,10 +103,10 @@ async def run_at_temperatures(
 ) -> list[Trajectory]:
     """Run the attempt at each temperature with the same seeds; the episodes are numbered in that order."""
     episodes = []
-    for number, temperature in enumerate(temperatures):
+    for index, temperature in enumerate(temperatures):
         agent = replace(setup.agent, sampling=replace(setup.agent.sampling, temperature=temperature))
         episode = await run_episode(
-            replace(attempt, number=number),
+            replace(attempt, number=index),
             setup.make_environment,
             agent,
             setup.engine,

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from practicum.errors import UserError
-from practicum.models.sharding import compute_place
+from practicum.models.sharding import ShardedCompute
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 
@@ -335,9 +335,9 @@ class Decoder:
         config = model.config
         self.model = model
         self.adapted = adapted
-        self.place = compute_place(model)
-        """Where a sharded model computes; None: the model is not sharded."""
-        self.layers = [Layer(layer, adapted, join=self.place is None) for layer in model.model.layers]
+        self.sharded: ShardedCompute | None = getattr(model, "sharded", None)
+        """Device and precision in which a sharded model computes; None: the model is not sharded."""
+        self.layers = [Layer(layer, adapted, join=self.sharded is None) for layer in model.model.layers]
         self.epsilon: float = config.rms_norm_eps
         self.shape = Shape.of_config(config.to_dict())
         self.autocast = False
@@ -373,20 +373,20 @@ class Decoder:
 
     @property
     def device(self) -> torch.device:
-        return torch.device(self.model.model.embed_tokens.weight.device if self.place is None else self.place.device)
+        return torch.device((self.sharded or self.model.model.embed_tokens.weight).device)
 
     @property
     def dtype(self) -> torch.dtype:
-        dtype: torch.dtype = self.model.model.embed_tokens.weight.dtype if self.place is None else self.place.dtype
+        dtype: torch.dtype = (self.sharded or self.model.model.embed_tokens.weight).dtype
         return dtype
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of the whole model's weights; those of a sharded model are gathered for it."""
-        return function(*arguments) if self.place is None else self.model(function, *arguments)
+        return function(*arguments) if self.sharded is None else self.model(function, *arguments)
 
     def run_layer(self, index: int, function: Callable[..., Any], *arguments: Any) -> Any:
         """Call a function of one layer's weights; those of a sharded model are gathered for it."""
-        return function(*arguments) if self.place is None else self.model.model.layers[index](function, *arguments)
+        return function(*arguments) if self.sharded is None else self.model.model.layers[index](function, *arguments)
 
     def parameters(self) -> Iterator[nn.Parameter]:
         return (parameter for parameter in self.model.parameters() if parameter.requires_grad)

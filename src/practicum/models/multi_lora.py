@@ -100,16 +100,16 @@ class MultiLoRA:
 
     def select_rows(self, names: Sequence[str]) -> None:
         """Set the adapters of the first rows of this thread's next pass; rows behind them have none."""
-        found: list[tuple[str, Tensor | None, int]] = []
+        result: list[tuple[str, Tensor | None, int]] = []
         used = set(names)
         for name in dict.fromkeys(names):
             if name != BASE and len(used) == 1:  # rows behind them only pad the batch
-                found.append((name, None, len(names)))
+                result.append((name, None, len(names)))
             elif name != BASE:
                 rows = [row for row, other in enumerate(names) if other == name]
                 padding = [rows[-1]] * (-len(rows) % ROW_MULTIPLE)
-                found.append((name, torch.tensor(rows + padding), len(rows)))
-        self._selection.rows = found
+                result.append((name, torch.tensor(rows + padding), len(rows)))
+        self._selection.rows = result
 
     def _set_all(self) -> None:
         for index, projections, fused in _groups(self.decoder):

@@ -5,13 +5,15 @@ weights, not a call of its modules. A sharded model and its layers therefore get
 that it is given: `Decoder.run` and `Decoder.run_layer` call it, the hooks gather the weights before and free them after
 it, and the backward pass sums the gradients over the ranks and leaves each rank its part.
 
-What a rank holds of every weight, gradient and moment is its part of the rows [rows / ranks, ..], in float32; where the
-model computes in bfloat16 these are the master copies, and rounded ones are gathered.
+What a rank holds of every weight, gradient and moment is its shard: a part of the rows [rows / ranks, ..], in float32.
+Where the model computes in bfloat16 these are the master copies, and rounded ones are gathered.
+
+A run of one process enters nothing of this module: see `Decoder.sharded`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +23,8 @@ from torch import Tensor, nn
 
 
 @dataclass(frozen=True)
-class ComputePlace:
-    """Where a sharded model computes and in which precision; its parts may be elsewhere and are float32."""
+class ShardedCompute:
+    """Device and precision in which a sharded model computes; its shards may be elsewhere and are float32."""
 
     device: torch.device
     dtype: torch.dtype
@@ -34,39 +36,33 @@ def call_function(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def shard(model: Any, offload: bool = False) -> None:
-    """Divide the weights of a Hugging Face model among all ranks, in place.
+    """Divide the weights of a Hugging Face model among all ranks, in place; `model.sharded` says how it computes.
 
-    With `offload` the parts of a model on a GPU, their gradients and moments are in host memory; on a CPU they are
+    With `offload` the shards of a model on a GPU, their gradients and moments are in host memory; on a CPU they are
     there in any case.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     embedding: Tensor = model.model.embed_tokens.weight
-    place = ComputePlace(embedding.device, embedding.dtype)
-    mesh = init_device_mesh(place.device.type, (dist.get_world_size(),))
+    compute = ShardedCompute(embedding.device, embedding.dtype)
+    mesh = init_device_mesh(compute.device.type, (dist.get_world_size(),))
     precision = MixedPrecisionPolicy(cast_forward_inputs=False)
-    if place.dtype != torch.float32:
+    if compute.dtype != torch.float32:
         model.float()
-        precision = MixedPrecisionPolicy(place.dtype, torch.float32, cast_forward_inputs=False)
-    policy = CPUOffloadPolicy() if offload and place.device.type == "cuda" else OffloadPolicy()
+        precision = MixedPrecisionPolicy(compute.dtype, torch.float32, cast_forward_inputs=False)
+    policy = CPUOffloadPolicy() if offload and compute.device.type == "cuda" else OffloadPolicy()
     for module in (*model.model.layers, model):
         module.forward = call_function
         fully_shard(module, mesh=mesh, mp_policy=precision, offload_policy=policy)
         # Losses are divided by the denominator of the whole batch: gradients are summed, not averaged.
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)
-    model.compute_place = place
+    model.sharded = compute
 
 
-def compute_place(model: nn.Module) -> ComputePlace | None:
-    """Where a sharded model computes; None for a model that is not sharded."""
-    place: ComputePlace | None = getattr(model, "compute_place", None)
-    return place
-
-
-def is_part(tensor: Tensor) -> bool:
-    """Whether a tensor is this rank's part of a divided one."""
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether this rank has only its shard of a tensor."""
     if not dist.is_available() or not dist.is_initialized():
         return False
     from torch.distributed.tensor import DTensor
@@ -74,34 +70,32 @@ def is_part(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor)
 
 
-def own_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor: all of it, where it is not divided."""
-    part: Tensor = tensor.to_local() if is_part(tensor) else tensor  # type: ignore[attr-defined]
-    return part
+def local_shard(tensor: Tensor) -> Tensor:
+    """What this rank has of a tensor: all of it, where it is not sharded."""
+    shard: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+    return shard
 
 
-def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, gathered from all ranks: all of them have to call this."""
-    gathered: Tensor = tensor.full_tensor() if is_part(tensor) else tensor  # type: ignore[attr-defined]
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The full tensor, gathered from all ranks: all of them have to call this."""
+    gathered: Tensor = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
     return gathered
 
 
 @torch.no_grad()
-def copy_part(target: Tensor, source: Tensor) -> None:
-    """Copy this rank's part of a whole tensor into a divided one; a target that is not divided gets all of it."""
-    if not is_part(target):
+def copy_to_shard(target: Tensor, source: Tensor) -> None:
+    """Copy this rank's rows of a full tensor into its shard; a target that is not sharded gets all of them."""
+    if not is_sharded(target):
         target.copy_(source)
         return
-    part = own_part(target)
+    shard = local_shard(target)
     start = min(dist.get_rank() * -(-source.shape[0] // dist.get_world_size()), source.shape[0])
-    part.copy_(source[start : start + part.shape[0]])
+    shard.copy_(source[start : start + shard.shape[0]])
 
 
-def free_gathered(models: Iterable[nn.Module]) -> None:
-    """Free the weights that the last passes have gathered, so that the next ones gather those of now.
+def free_gathered(model: nn.Module) -> None:
+    """Free the weights of a sharded model that the last pass has gathered, so that the next one gathers current ones.
 
     The outermost module keeps its weights (embedding, norm, LM head) between forward and backward pass.
     """
-    for model in models:
-        if compute_place(model) is not None:
-            model.reshard()  # type: ignore[operator]
+    model.reshard()  # type: ignore[operator]

@@ -85,8 +85,8 @@ class PipelineRunner:
             stages.check_tasks(self.config)
         # Writes pipeline.yaml: what was refused until here leaves no folder behind.
         stages.check_continuation(self.config, self.stage_log.started)
-        for number, name in enumerate(stages.STAGES, 1):
-            self._run_stage(name, f"[{number}/{len(stages.STAGES)}] {name}")
+        for index, name in enumerate(stages.STAGES, 1):
+            self._run_stage(name, f"[{index}/{len(stages.STAGES)}] {name}")
             if name == until:
                 return None
         return self.finish()

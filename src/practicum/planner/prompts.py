@@ -16,9 +16,9 @@ FORM = '{"task_id": "short_unique_id", "task_type": "TYPE", "description": "what
 
 def top_level_prompt(request: str, context: Mapping[str, Any]) -> str:
     """Ask for the phases of a request."""
-    known = f"\nContext: {json.dumps(context, default=str)}" if context else ""
+    context_line = f"\nContext: {json.dumps(context, default=str)}" if context else ""
     return (
-        f"Break this request into 3 to 5 phases.\nRequest: {request}{known}\n"
+        f"Break this request into 3 to 5 phases.\nRequest: {request}{context_line}\n"
         f'Form: {{"tasks": [{FORM}]}}\n'
         'TYPE is design, implement, test, deploy, research or generic; "after" lists phases that must end before.'
     )

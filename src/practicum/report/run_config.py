@@ -28,9 +28,9 @@ def run_configs(folders: Iterable[Path]) -> list[tuple[str, str]]:
     A quickstart has a plan, and a pipeline a configuration for each stage.
     """
     run, *stages = folders
-    found = [("", config_text(run / name)) for name in (CONFIG, PLAN)]
-    found += [(escape_invisible(os.path.relpath(stage, run)), config_text(stage / CONFIG)) for stage in stages]
-    return [(name, text) for name, text in found if text is not None][:MAX_CONFIGS]
+    configs = [("", config_text(run / name)) for name in (CONFIG, PLAN)]
+    configs += [(escape_invisible(os.path.relpath(stage, run)), config_text(stage / CONFIG)) for stage in stages]
+    return [(name, text) for name, text in configs if text is not None][:MAX_CONFIGS]
 
 
 def config_text(path: Path) -> str | None:

@@ -60,10 +60,10 @@ def read_cases(test_cases: object, entry_point: str | None = None) -> list[CodeT
         test_cases = [test_cases]
     if not isinstance(test_cases, Sequence) or not test_cases:
         raise ValueError("'test_cases' must be a list with at least one test")
-    return [_read_case(case, number, entry_point) for number, case in enumerate(test_cases)]
+    return [_read_case(case, index, entry_point) for index, case in enumerate(test_cases)]
 
 
-def _read_case(case: object, number: int, entry_point: str | None) -> CodeTest:
+def _read_case(case: object, index: int, entry_point: str | None) -> CodeTest:
     if isinstance(case, Mapping):
         if set(case) == {"input", "output"} and all(isinstance(text, str) for text in case.values()):
             expected_lines = lines(case["output"])
@@ -74,9 +74,9 @@ def _read_case(case: object, number: int, entry_point: str | None) -> CodeTest:
         try:
             return _read_test(case, entry_point)
         except SyntaxError as error:
-            raise ValueError(f"test case {number} is not Python: {error.msg}") from None
+            raise ValueError(f"test case {index} is not Python: {error.msg}") from None
     raise ValueError(
-        f"test case {number} must be {{input, output}}, {{call, expected}}, or a text of Python with asserts"
+        f"test case {index} must be {{input, output}}, {{call, expected}}, or a text of Python with asserts"
     )
 
 

@@ -177,7 +177,7 @@ def as_latex(text: str) -> str:
     return text if PROSE.search(NAMED.sub("", formula)) else f"${formula}$"
 
 
-def _judge(gold: str, given: str) -> dict[str, Any]:
+def _judge(gold: str, answer: str) -> dict[str, Any]:
     """Compare two answers, in the worker process."""
     library = importlib.import_module("math_verify")
 
@@ -186,7 +186,7 @@ def _judge(gold: str, given: str) -> dict[str, Any]:
     if not gold_parsed:
         return {"error": f"the gold answer '{gold[:80]}' cannot be read as mathematics"}
     try:
-        answer_parsed = library.parse(as_latex(given), parsing_timeout=0)
+        answer_parsed = library.parse(as_latex(answer), parsing_timeout=0)
         if not answer_parsed:
             return {"equal": False}
         return {"equal": bool(library.verify(gold_parsed, answer_parsed, timeout_seconds=0, raise_on_error=True))}

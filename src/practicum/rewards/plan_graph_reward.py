@@ -75,7 +75,7 @@ def asynchow_reward(
     `seconds` are the durations of steps 1, 2, …; `orders` the required pairs (before, after). A reply that cannot be
     read or is cyclic has no `makespan_ratio`, so that the mean is over plans.
     """
-    steps = [str(number) for number in range(1, len(seconds) + 1)]
+    steps = [str(step) for step in range(1, len(seconds) + 1)]
     durations = dict(zip(steps, map(float, seconds), strict=True))
     given = [edge for edge in EDGE.findall(answer_given or "") if edge[0] in durations and edge[1] in durations]
     required = [(str(before), str(after)) for before, after in orders]

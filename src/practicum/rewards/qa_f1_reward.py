@@ -22,9 +22,9 @@ def normalise(text: str) -> str:
     return " ".join(ARTICLE.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
 
 
-def compare_answers(given: str, gold: str) -> dict[str, float]:
+def compare_answers(answer: str, gold: str) -> dict[str, float]:
     """Return exact match, precision, recall and F1 of one answer against one gold answer."""
-    answer_text, gold_text = normalise(given), normalise(gold)
+    answer_text, gold_text = normalise(answer), normalise(gold)
     if gold_text in ("noanswer", *UNANSWERABLE[1:]):
         gold_text = "noanswer"
         answer_text = "noanswer" if answer_text in UNANSWERABLE else answer_text

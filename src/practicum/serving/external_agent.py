@@ -182,9 +182,9 @@ async def _last_output(process: asyncio.subprocess.Process) -> str:
 
 async def _end(process: asyncio.subprocess.Process) -> None:
     """End a program and what it has started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal_number)
         if process.returncode is None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(process.wait(), KILL_SECONDS)

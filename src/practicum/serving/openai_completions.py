@@ -132,7 +132,7 @@ def _choice(
     logprobs = None
     if api_request.logprobs:
         texts = [token_text(renderer, token.id)[0] for token in tokens]
-        offsets = [offset + sum(map(len, texts[:number])) for number in range(len(texts))]
+        offsets = [offset + sum(map(len, texts[:index])) for index in range(len(texts))]
         top = [{token_text(renderer, other)[0]: value for other, value in token.top} for token in tokens]
         logprobs = {
             "tokens": texts,

@@ -145,8 +145,8 @@ class Responses:
         [choice] = completion.choices
         head = _head(api_request, completion.id, completion.created, completion.model)
         items = [
-            _item(api_request, completion.id, number, part, _logprobs(api_request, choice.tokens, completion.renderer))
-            for number, part in enumerate(_items(choice))
+            _item(api_request, completion.id, index, part, _logprobs(api_request, choice.tokens, completion.renderer))
+            for index, part in enumerate(_items(choice))
         ]
         assert choice.finish is not None, "the reply has ended"
         response = _ended(head, items, choice.finish, completion.usage)
@@ -316,18 +316,18 @@ def _ended(head: dict[str, Any], items: Sequence[Any], finish: Finish, usage: Us
 
 
 def _item(
-    api_request: APIRequest, name: str, number: int, part: str | FunctionCall, logprobs: list[dict[str, Any]]
+    api_request: APIRequest, name: str, index: int, part: str | FunctionCall, logprobs: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """An item of the output: a message, or a call of a function or of a custom tool."""
     if isinstance(part, str):
         content = {"type": "output_text", "text": part, "annotations": [], "logprobs": logprobs}
-        head = {"id": f"msg_{name}_{number}", "type": "message", "role": "assistant", "status": "completed"}
+        head = {"id": f"msg_{name}_{index}", "type": "message", "role": "assistant", "status": "completed"}
         return {**head, "content": [content]}
     if part.name in api_request.more["custom"]:
         value = json.loads(part.arguments).get("input", "")
-        head = {"id": f"ctc_{name}_{number}", "type": "custom_tool_call", "status": "completed"}
+        head = {"id": f"ctc_{name}_{index}", "type": "custom_tool_call", "status": "completed"}
         return {**head, "call_id": part.id, "name": part.name, "input": value if isinstance(value, str) else ""}
-    head = {"id": f"fc_{name}_{number}", "type": "function_call", "status": "completed"}
+    head = {"id": f"fc_{name}_{index}", "type": "function_call", "status": "completed"}
     return {**head, "call_id": part.id, "name": part.name, "arguments": part.arguments}
 
 

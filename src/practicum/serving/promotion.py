@@ -44,14 +44,14 @@ def default_prompts(renderer: Renderer) -> list[tuple[int, ...]]:
 async def logprob_difference(model: ServedModel, ref: ModelRef, prompts: Prompts) -> float:
     """The mean absolute difference per token between a served model's log-probs and those of the learner's forward."""
 
-    async def sample(number: int, prompt: tuple[int, ...]) -> Generation:
-        sampling = Sampling(1.0, max_tokens=min(REPLY_TOKENS, model.context - len(prompt)), seed=number)
+    async def sample(index: int, prompt: tuple[int, ...]) -> Generation:
+        sampling = Sampling(1.0, max_tokens=min(REPLY_TOKENS, model.context - len(prompt)), seed=index)
         return await model.engine.generate(
             Request(prompt, sampling, NO_TASK, Observation(), (), final=True, adapter=model.adapter)
         )
 
     fitting = [prompt for prompt in prompts if len(prompt) < model.context]
-    replies = await asyncio.gather(*(sample(number, prompt) for number, prompt in enumerate(fitting)))
+    replies = await asyncio.gather(*(sample(index, prompt) for index, prompt in enumerate(fitting)))
     return await asyncio.to_thread(_difference, ref, model, list(zip(fitting, replies, strict=True)))
 
 

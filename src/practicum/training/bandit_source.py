@@ -82,11 +82,11 @@ def tabulate_actions(
                 key = action_key(visit.turn.action)
                 values[key] = max(values.get(key, -float("inf")), visit.progress)
         if values and max(values.values()) > 0:
-            episode, number = state_visits[0].episode, state_visits[0].number
+            episode, index = state_visits[0].episode, state_visits[0].number
             name = f"{state.key}_{state.seed}" if state.seed is not None else state.key
             task = Task(name, state.task, "train", {"history": state.history, "content": state.content})
             tools = bool(role_tools(episode, state_visits[0].turn.role))
-            states.append(LoggedState(task, prompt_ids(episode, number), tools, values, state_visits[0].turn.role))
+            states.append(LoggedState(task, prompt_ids(episode, index), tools, values, state_visits[0].turn.role))
     if not states:
         raise UserError(
             f"No action below '{log.folder}' worked in an episode that came anywhere, so the table is empty; "

@@ -9,6 +9,8 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import torch.distributed as dist
+
 from practicum.agent import EXTERNAL, Agent, Deadlines
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
@@ -476,7 +478,7 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
 def sharding_settings(config: TrainConfig) -> ShardingSettings | None:
     """How the learner is divided among the ranks that have joined; None: every rank has all of it."""
     actor, reference = config.actor_rollout_ref.actor, config.actor_rollout_ref.ref
-    if actor.strategy != "fsdp2" or ranks.num_ranks() == 1:
+    if actor.strategy != "fsdp2" or not dist.is_initialized():
         return None
     return ShardingSettings(True, actor.fsdp_config.param_offload, reference.fsdp_config.param_offload)
 

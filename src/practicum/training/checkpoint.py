@@ -293,10 +293,10 @@ class Checkpoints:
         abandoned = [other for other in self.steps() if other > step]
         for other in abandoned:
             path = self.path(other)
-            target, number = path.with_name(f"{ABANDONED}{path.name}"), 1
+            target, suffix = path.with_name(f"{ABANDONED}{path.name}"), 1
             while target.exists():
-                number += 1
-                target = path.with_name(f"{ABANDONED}{path.name}_{number}")
+                suffix += 1
+                target = path.with_name(f"{ABANDONED}{path.name}_{suffix}")
             path.rename(target)
         return abandoned
 
@@ -336,8 +336,8 @@ def load(path: Path, policy: TrainablePolicy, critic: Critic | None) -> dict[str
 def broadcast_weights(policy: TrainablePolicy, critic: Critic | None) -> None:
     """Give the trained weights and the moments of rank 0 to all ranks."""
     for model in policy.models:
-        if model.whole is not None:
-            model.whole.scatter(model.trained_parameters(), model.learner.optimizer, model.decoder.device)
+        if model.unsharded_copy is not None:
+            model.unsharded_copy.scatter(model.trained_parameters(), model.learner.optimizer, model.decoder.device)
         else:
             _broadcast(model.trained_parameters(), model.learner.optimizer)
     if critic is not None:
@@ -357,8 +357,8 @@ def _broadcast(parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Op
 def _write_policy(policy: TrainablePolicy, folder: Path) -> None:
     """Write weights (or the adapter) and the moments of the optimizer."""
     policy.write(folder / "actor")
-    if policy.whole is not None:
-        moments = policy.whole.moments
+    if policy.unsharded_copy is not None:
+        moments = policy.unsharded_copy.moments
     else:
         moments = _moments(policy.learner.optimizer, policy.trained_parameters())
     save_file(moments, folder / "actor_optimizer.safetensors")
@@ -373,9 +373,9 @@ def _read_policy(policy: TrainablePolicy, path: Path) -> None:
         _copy_adapter(loaded.adapter, path)
     else:
         _copy_into(loaded.model, _all_tensors(path / "actor"), path)
-    if policy.whole is not None:
+    if policy.unsharded_copy is not None:
         _check_names(policy.trained_parameters(), moments, path)
-        policy.whole.moments = moments
+        policy.unsharded_copy.moments = moments
     else:
         _restore_moments(policy.learner.optimizer, policy.trained_parameters(), moments, path)
 

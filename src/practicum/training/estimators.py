@@ -199,22 +199,22 @@ def estimate(
         ]
         # A trajectory in which the role did not act has no token of it, and no place in its baseline.
         acted = [[index for index, mask in enumerate(group) if mask.any()] for group in masks]
-        numbers = [number for number, indices in enumerate(acted) if len(indices) >= estimator.min_group_size]
-        if not numbers:
+        group_indices = [group for group, indices in enumerate(acted) if len(indices) >= estimator.min_group_size]
+        if not group_indices:
             continue
         own = estimator.function(
             [
-                [_tokens_of(rewards[number][index], masks[number][index]) for index in acted[number]]
-                for number in numbers
+                [_tokens_of(rewards[group_index][index], masks[group_index][index]) for index in acted[group_index]]
+                for group_index in group_indices
             ],
             settings,
         )
-        for row, number in enumerate(numbers):
-            for column, index in enumerate(acted[number]):
-                advantages[number][index][masks[number][index]] = own.advantages[row][column]
+        for row, group_index in enumerate(group_indices):
+            for column, index in enumerate(acted[group_index]):
+                advantages[group_index][index][masks[group_index][index]] = own.advantages[row][column]
                 if own.returns is not None:
                     has_returns = True
-                    returns[number][index][masks[number][index]] = own.returns[row][column]
+                    returns[group_index][index][masks[group_index][index]] = own.returns[row][column]
     return Advantages(advantages, returns if has_returns else None)
 
 

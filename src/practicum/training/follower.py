@@ -52,7 +52,10 @@ class Leader:
 async def run_follower(trainer: Trainer) -> int:
     """Do what rank 0 announces until it ends; returns the number of the last step."""
     # Whether to stop is rank 0's decision; a launcher that gives up ends this process with SIGKILL.
-    before = [(number, signal.signal(number, signal.SIG_IGN)) for number in (signal.SIGINT, signal.SIGTERM)]
+    before = [
+        (signal_number, signal.signal(signal_number, signal.SIG_IGN))
+        for signal_number in (signal.SIGINT, signal.SIGTERM)
+    ]
     try:
         step = share_state(trainer)
         while (message := ranks.broadcast_json())["command"] != "end":
@@ -67,8 +70,8 @@ async def run_follower(trainer: Trainer) -> int:
                 _prepare_save(trainer)
         return step
     finally:
-        for number, handler in before:
-            signal.signal(number, handler)
+        for signal_number, handler in before:
+            signal.signal(signal_number, handler)
         await trainer.close()
 
 
@@ -94,9 +97,9 @@ def _prepare_save(trainer: Trainer) -> None:
 def _check_weights(trainer: Trainer, frozen: bool = False) -> None:
     """Raise unless all ranks have the same trained weights; with `frozen`, the same other weights too.
 
-    Of a sharded model every rank has other parts, and there is nothing to compare.
+    Of a sharded model every rank has other shards, and there is nothing to compare.
     """
-    for model in (one for one in trainer.policy.models if one.whole is None):
+    for model in (one for one in trainer.policy.models if one.unsharded_copy is None):
         parameters = model.loaded.model.parameters()
         ranks.check_same_weights(one for one in parameters if frozen or one.requires_grad)
     if trainer.critic is not None:

@@ -175,9 +175,11 @@ def apply_gradient(
             optimizer.accumulated = ranks.sum_tensor(optimizer.accumulated, optimizer.weights)
         norm_tensor = optimizer.clip(max_norm)
     else:
-        if dist.is_initialized():  # the parts of a sharded model have sums already
-            ranks.sum_gradients([parameter for parameter in parameters if not sharding.is_part(parameter)])
-        norm_tensor = sharding.whole(torch.nn.utils.clip_grad_norm_(parameters, max_norm))
+        if dist.is_initialized():  # the shards of a sharded model have sums already
+            ranks.sum_gradients([parameter for parameter in parameters if not sharding.is_sharded(parameter)])
+        norm_tensor = torch.nn.utils.clip_grad_norm_(parameters, max_norm)
+        if dist.is_initialized():
+            norm_tensor = sharding.full_tensor(norm_tensor)
     loss, norm = get_loss(), float(norm_tensor)
     if not math.isfinite(norm) or not math.isfinite(loss):
         raise FloatingPointError(f"the loss is {loss} and its gradient norm {norm}: nothing was updated")
@@ -231,7 +233,7 @@ class Learner:
         if decoder.device.type == "cuda":
             loader.set_batch_invariant_matmul()
         small = decoder.shape.hidden < MAX_TWO_THREAD_HIDDEN_SIZE and decoder.device.type == "cpu"
-        has_second = small and self.threads > 1 and decoder.place is None
+        has_second = small and self.threads > 1 and decoder.sharded is None
         self._second_decoder = weight_sharing_copy(decoder) if has_second else None
         self.use_cuda_graphs = True
         """Whether a GPU may capture its passes; micro-batches are then padded to a multiple of `bucket_tokens`."""
@@ -268,7 +270,8 @@ class Learner:
         self._measure(without_gradient, batch, stats)
         stats = over_ranks(stats)
         before = self._probed_weights().clone()
-        sharding.free_gathered([self.decoder.model])
+        if self.decoder.sharded is not None:
+            sharding.free_gathered(self.decoder.model)
         norm = apply_gradient(self.optimizer, self.parameters, self.settings, lr, lambda: stats.loss)
         self._check_changed(before, lr * norm > 0)
         self.version += 1
@@ -375,8 +378,11 @@ class Learner:
                     decoder.model.eval()
 
     def _probed_weights(self) -> Tensor:
-        """Some of the weights that this rank holds."""
-        return sharding.own_part(self._probe.detach()).flatten()[:NUM_PROBED_WEIGHTS]
+        """Some of the weights that this rank has."""
+        weights = self._probe.detach()
+        if self.decoder.sharded is not None:
+            weights = sharding.local_shard(weights)
+        return weights.flatten()[:NUM_PROBED_WEIGHTS]
 
     def _check_changed(self, before: Tensor, expected: bool) -> None:
         """Stop a run whose updates change no weight: it learns nothing."""

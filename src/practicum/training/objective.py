@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -428,7 +429,7 @@ def _sample_counts(micro: MicroBatch) -> list[tuple[int, int]]:
 
 def own_samples(samples: Sequence[Sample]) -> Sequence[Sample]:
     """Return the samples that this rank computes."""
-    return ranks.own_part(samples, lambda sample: len(sample.ids))
+    return ranks.own_part(samples, lambda sample: len(sample.ids)) if dist.is_initialized() else samples
 
 
 def rank_micro_batches(
@@ -441,7 +442,7 @@ def rank_micro_batches(
     """
     own = own_samples(samples)
     micros = micro_batches(own, limits, decoder.device, bucket) if own else iter(())
-    if decoder.place is None or not samples:
+    if decoder.sharded is None or not samples:
         yield from ((micro, True) for micro in micros)
         return
     shortest = min(samples, key=lambda sample: len(sample.ids))

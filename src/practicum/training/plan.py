@@ -308,17 +308,17 @@ def step_seconds(
     share = replace(work, groups=1)  # of one group; multiplied below, since a rank may have a part of one
     scale = max(work.groups / num_ranks, 1 / work.chains)  # at least one whole sequence
     trained = size.lora_weights(work.lora_rank) if work.lora_rank else size.weights
-    found = {}
+    seconds = {}
     if work.online:
-        found["rollout"] = rollout_seconds(size, hardware, work, num_ranks)
+        seconds["rollout"] = rollout_seconds(size, hardware, work, num_ranks)
     if work.reference:
-        found["reference"] = scale * forward_seconds(size, hardware, share)
-    found["update"] = work.num_updates * scale * update_seconds(size, hardware, share)
-    found["optimizer"] = work.num_updates * trained * (30.0 if hardware.on_gpu else 28.0) / hardware.bandwidth
+        seconds["reference"] = scale * forward_seconds(size, hardware, share)
+    seconds["update"] = work.num_updates * scale * update_seconds(size, hardware, share)
+    seconds["optimizer"] = work.num_updates * trained * (30.0 if hardware.on_gpu else 28.0) / hardware.bandwidth
     if num_ranks > 1:
         link = hardware.network if nnodes > 1 else hardware.node_link
-        found["sum of gradients"] = work.num_updates * 2.0 * (num_ranks - 1) / num_ranks * trained * 4.0 / link
-    return found
+        seconds["sum of gradients"] = work.num_updates * 2.0 * (num_ranks - 1) / num_ranks * trained * 4.0 / link
+    return seconds
 
 
 def _rate(size: Shape, hardware: Hardware, prefill: bool = False) -> float:

@@ -75,8 +75,8 @@ def pairs_from_rows(rows: Iterable[Mapping[str, Any]], renderer: Renderer, name:
     """Return the pairs of rows of `dpo.jsonl`; both replies are closed by the end token."""
     prompts = PromptTokenizer(renderer)
     pairs: list[Pair] = []
-    for number, row in enumerate(rows, 1):
-        location = f"'{name}', row {number}"
+    for line_number, row in enumerate(rows, 1):
+        location = f"'{name}', row {line_number}"
         checked = check_row(row, DPO_FIELDS[:3], location)
         prompt, chosen, rejected = (str(checked[field]) for field in DPO_FIELDS[:3])
         if chosen == rejected:

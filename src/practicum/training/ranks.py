@@ -175,9 +175,9 @@ def gather_tensors(own: Sequence[Tensor]) -> list[Tensor]:
     """Return the tensors [..] of all ranks, those of rank 0 first, on every rank."""
     if num_ranks() == 1:
         return list(own)
-    data = safetensors.torch.save({str(number): value.contiguous() for number, value in enumerate(own)})
+    data = safetensors.torch.save({str(index): value.contiguous() for index, value in enumerate(own)})
     loaded = [safetensors.torch.load(part) for part in gather_bytes(data)]
-    return [tensors[str(number)] for tensors in loaded for number in range(len(tensors))]
+    return [tensors[str(index)] for tensors in loaded for index in range(len(tensors))]
 
 
 def sum_floats(values: Iterable[float]) -> list[float]:

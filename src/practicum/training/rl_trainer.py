@@ -146,10 +146,10 @@ class RLTrainer(Trainer):
             return [("", self.policy, None)]
         trained = self.roles or ()
         shared = tuple(role for role in trained if role not in self.policy.role_policies)
-        found: list[tuple[str, TrainablePolicy, tuple[str, ...] | None]] = []
+        result: list[tuple[str, TrainablePolicy, tuple[str, ...] | None]] = []
         if shared:
-            found.append(("", self.policy, shared))
-        return found + [(n, model, (n,)) for n, model in self.policy.role_policies.items() if n in trained]
+            result.append(("", self.policy, shared))
+        return result + [(n, model, (n,)) for n, model in self.policy.role_policies.items() if n in trained]
 
     # -- state ------------------------------------------------------------------------------
 
@@ -474,8 +474,8 @@ class RLTrainer(Trainer):
         if size is None or size >= count:
             return [order] if order else []
         random.Random(derive_seed("mini-batches", model, self.settings.seed, step, epoch)).shuffle(order)
-        number = round(count / size)  # where groups were dropped, no mini-batch is much smaller than the others
-        bounds = [round(index * count / number) for index in range(number + 1)]
+        num_batches = round(count / size)  # where groups were dropped, no mini-batch is much smaller than the others
+        bounds = [round(index * count / num_batches) for index in range(num_batches + 1)]
         return [order[start:end] for start, end in itertools.pairwise(bounds)]
 
     # -- engine mismatch --------------------------------------------------------------------

@@ -107,7 +107,7 @@ def asked_models(
     policy: TrainablePolicy, environment: Environment, agent: Agent, config: TrainConfig
 ) -> dict[str, ChatModel]:
     """The models that the environment asks by itself, greedy unless `agent.roles` says otherwise."""
-    found: dict[str, ChatModel] = {}
+    models: dict[str, ChatModel] = {}
     for name in environment.model_names():
         engine, renderer = policy.role_engines[name]
         role = config.agent.roles[name]
@@ -117,8 +117,8 @@ def asked_models(
             role.max_tokens_per_turn,
             response_format=_response_format(name, role) or ANY_TEXT,
         )
-        found[name] = Judge(settings.policy(engine, renderer, agent, name), agent.deadlines.judge)
-    return found
+        models[name] = Judge(settings.policy(engine, renderer, agent, name), agent.deadlines.judge)
+    return models
 
 
 def role_engine(policy: TrainablePolicy, role: RoleConfig, format: str, on: Device) -> tuple[Engine, Renderer]:

@@ -144,7 +144,7 @@ class TaskStream:
             if left[level]:
                 left[level] -= 1
                 wanted[level] += 1
-        drawn = [iter(self._draw(level, number)) for level, number in enumerate(wanted)]
+        drawn = [iter(self._draw(level, count)) for level, count in enumerate(wanted)]
         return [task for row in itertools.zip_longest(*drawn) for task in row if task is not None]
 
     def _draw(self, level: int, count: int) -> list[Task]:

@@ -525,13 +525,13 @@ class StopSignals:
             stop.cancel()
             task.cancel()
 
-    def _handle(self, number: int, *_: object) -> None:
+    def _handle(self, signal_number: int, *_: object) -> None:
         if self.requested:
             if self._by_exception:
                 raise KeyboardInterrupt
             signal.raise_signal(signal.SIGKILL)
         self.requested = True
-        if number == signal.SIGTERM and self.loop is not None and self.terminated is not None:
+        if signal_number == signal.SIGTERM and self.loop is not None and self.terminated is not None:
             self.loop.call_soon_threadsafe(self.terminated.set)
         with contextlib.suppress(RuntimeError):  # it may interrupt the printing of another line
             self._on_request()
@@ -541,9 +541,9 @@ class StopSignals:
         """Handle the signals inside this block; the handlers from before are put back after it."""
         before = {}
         with contextlib.suppress(ValueError):  # not the main thread: signals are handled elsewhere
-            before = {number: signal.signal(number, self._handle) for number in SIGNALS}
+            before = {signal_number: signal.signal(signal_number, self._handle) for signal_number in SIGNALS}
         try:
             yield
         finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            for signal_number, handler in before.items():
+                signal.signal(signal_number, handler)

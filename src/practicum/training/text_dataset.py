@@ -54,8 +54,8 @@ def read_demonstration_rows(path: Path, renderer: Renderer) -> list[tuple[str, S
     or messages."""
     prompts = PromptTokenizer(renderer)
     samples: list[tuple[str, Sample]] = []
-    for number, row in read_objects(path):
-        location = f"'{path}', line {number}"
+    for line_number, row in read_objects(path):
+        location = f"'{path}', line {line_number}"
         sample = _conversation(row, renderer, location) if "messages" in row else _action(row, prompts, location)
         samples.append((str(row.get("task_id", location)), sample))
     return samples
@@ -97,8 +97,8 @@ def _conversation(row: Mapping[str, Any], renderer: Renderer, location: str) -> 
 def _messages(value: object, location: str) -> Iterator[tuple[Message, bool]]:
     if not isinstance(value, list) or not value:
         raise UserError(f"{location}: 'messages' must be a list of messages.")
-    for number, item in enumerate(value, 1):
-        where = f"{location}: message {number}"
+    for index, item in enumerate(value, 1):
+        where = f"{location}: message {index}"
         if not isinstance(item, Mapping) or item.get("role") not in ROLES:
             raise UserError(f"{where} needs a 'role', one of {', '.join(ROLES)}.")
         content, trained, name = item.get("content"), item.get("train", item["role"] == "assistant"), item.get("name")

@@ -41,7 +41,7 @@ from practicum.training import ranks
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.objective import Objective, head_logprobs, hidden_states, per_own_sample
-from practicum.training.whole_model import WholeModel
+from practicum.training.unsharded_copy import UnshardedCopy
 from practicum.trajectory import Attempt, Trajectory
 
 GPU_TOKENS = 16384
@@ -72,7 +72,7 @@ class RolloutWorkers(Protocol):
 class ShardingSettings:
     """A learner whose weights, gradients and moments are divided among the ranks (FSDP2).
 
-    `has_engine`: every rank has an engine with whole weights. `param_offload`, `reference_offload`: the parts of the
+    `has_engine`: every rank has an engine with full weights. `param_offload`, `reference_offload`: the shards of the
     model and of the reference are in host memory.
     """
 
@@ -100,15 +100,15 @@ class TrainablePolicy:
     ) -> None:
         """`separate_engine_weights` gives the engine a copy of the trained weights, to sample from during updates.
 
-        `sharding` divides the learner's weights among the ranks; the engine then has whole ones of its own.
+        `sharding` divides the learner's weights among the ranks; the engine then has full ones of its own.
 
         An engine of `make_engine` has weights of its own in any case. `limits` are those of micro-batches with a
         gradient, `logprob_limits` of those without. `kv_bytes`, `gpu_memory_utilization`: see `LocalEngine`.
         """
         self.loaded = loaded
         self.sharding = sharding
-        self.whole = None if sharding is None else shard_with_copy(loaded, sharding)
-        """The model in one piece, where the learner's is sharded."""
+        self.unsharded_copy = None if sharding is None else shard_with_copy(loaded, sharding)
+        """The full weights, where the learner's are sharded."""
         self.decoder = Decoder(loaded.model)
         self.renderer = Renderer(loaded.tokenizer, template, loaded.end_ids)
         self.engine: PolicyEngine
@@ -120,8 +120,8 @@ class TrainablePolicy:
         # the results are the same bits every time.
         self._threads = 1 if separate_engine_weights and self.decoder.device.type == "cpu" else None
         if make_engine is None:
-            if self.whole is not None:
-                self.engine_decoder = None if self.whole.loaded is None else Decoder(self.whole.loaded.model)
+            if self.unsharded_copy is not None:
+                self.engine_decoder = self.unsharded_copy.decoder()
             elif separate_engine_weights:
                 self.engine_decoder = Decoder(frozen_copy(loaded.model))
             self.engine = self._local_engine(max_batch, kv_bytes, gpu_memory_utilization)
@@ -182,19 +182,20 @@ class TrainablePolicy:
 
     @property
     def unsharded(self) -> LoadedModel:
-        """The model in one piece: the trained one, or the copy of a sharded one."""
-        return self.loaded if self.whole is None else self.whole.model
+        """The model with full weights: the trained one, or the unsharded copy of it."""
+        return self.loaded if self.unsharded_copy is None else self.unsharded_copy.model
 
     def trained_parameters(self) -> dict[str, nn.Parameter]:
-        """The trained weights by name; of a sharded model, this rank's parts."""
-        free_gathered([self.loaded.model])  # a module whose weights are gathered has these instead of its parts
+        """The trained weights by name; of a sharded model, this rank's shards."""
+        if self.sharding is not None:
+            free_gathered(self.loaded.model)  # a module whose weights are gathered has these instead of its shards
         return {name: one for name, one in self.loaded.model.named_parameters() if one.requires_grad}
 
     def gather(self) -> None:
-        """Bring the whole weights and moments of a sharded model up to date; all ranks have to call this."""
-        if self.whole is not None:
-            self.whole.gather_weights(self.trained_parameters())
-            self.whole.gather_moments(self.trained_parameters(), self.learner.optimizer)
+        """Bring the full weights and moments of a sharded model up to date; all ranks have to call this."""
+        if self.unsharded_copy is not None:
+            self.unsharded_copy.gather_weights(self.trained_parameters())
+            self.unsharded_copy.gather_moments(self.trained_parameters(), self.learner.optimizer)
 
     @property
     def learner(self) -> Learner:
@@ -260,8 +261,8 @@ class TrainablePolicy:
             await model.refresh()
         if self._engine_is_current:
             return
-        if self.whole is not None:
-            self.whole.gather_weights(self.trained_parameters())
+        if self.unsharded_copy is not None:
+            self.unsharded_copy.gather_weights(self.trained_parameters())
         elif self.engine_decoder is not None and self.engine_decoder is not self.decoder:
             parameters = zip(self.engine_decoder.model.parameters(), self.loaded.model.parameters(), strict=True)
             pairs = [(target.data, source.data) for target, source in parameters if source.requires_grad]
@@ -284,7 +285,7 @@ class TrainablePolicy:
 
         Those of a sharded model are its engine's weights.
         """
-        decoder = self.decoder if self.whole is None else self.engine_decoder
+        decoder = self.decoder if self.unsharded_copy is None else self.engine_decoder
         assert decoder is not None
         ids = (*prompt, *reply)
         mask = np.arange(len(ids)) >= len(prompt)
@@ -397,21 +398,21 @@ def gather_episodes(
     `on_other` is called with the episodes of other ranks.
     """
     records = [[position, encode_episode(episode).decode()] for position, episode in zip(positions, own, strict=True)]
-    found: dict[int, Trajectory] = {}
+    episodes: dict[int, Trajectory] = {}
     for rank, part in enumerate(ranks.gather_json(records)):
         for position, text in part:
-            found[position] = decode_episode(text.encode())
+            episodes[position] = decode_episode(text.encode())
             if rank != ranks.own_rank() and on_other is not None:
-                on_other(found[position])
-    return [found[position] for position in range(num_planned)]
+                on_other(episodes[position])
+    return [episodes[position] for position in range(num_planned)]
 
 
-def shard_with_copy(loaded: LoadedModel, sharding: ShardingSettings) -> WholeModel:
-    """Divide a model among the ranks, in place; returns a copy in one piece. Frozen weights have to be the same."""
-    whole = WholeModel(loaded, on_every_rank=sharding.has_engine)
+def shard_with_copy(loaded: LoadedModel, sharding: ShardingSettings) -> UnshardedCopy:
+    """Divide a model among the ranks, in place; returns an unsharded copy. Frozen weights have to be the same."""
+    unsharded = UnshardedCopy(loaded, on_every_rank=sharding.has_engine)
     ranks.check_same_weights(one for one in loaded.model.parameters() if not one.requires_grad)
     shard(loaded.model, sharding.param_offload)
-    return whole
+    return unsharded
 
 
 def adapter_is_zero(model: PreTrainedModel) -> bool:

@@ -133,10 +133,10 @@ def checked_call(name: str, arguments: Mapping[str, Any]) -> ToolCall:
     verb = WEB_ACTIONS.get(name)
     if verb is None:
         raise WebActionError(f"There is no action '{name[:40]}'.{did_you_mean(name[:40], WEB_ACTIONS)}")
-    known = {parameter.name for parameter in verb.parameters}
-    for given in arguments:
-        if given not in known:
-            raise WebActionError(f"{name} has no argument '{str(given)[:40]}'; write it like {verb.example}.")
+    names = {parameter.name for parameter in verb.parameters}
+    for argument in arguments:
+        if argument not in names:
+            raise WebActionError(f"{name} has no argument '{str(argument)[:40]}'; write it like {verb.example}.")
     kept: dict[str, Any] = {}
     for parameter in verb.parameters:
         if parameter.name not in arguments:

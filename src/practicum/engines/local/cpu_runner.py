@@ -385,10 +385,10 @@ class CpuRunner:
             positions = positions.clamp(max=decoder.shape.context - 1)
         mask = causal_mask(positions[:, None], num_keys, decoder.dtype)
         bias = mask.expand(-1, kv_heads, -1, -1).reshape(count * kv_heads, 1, num_keys)
-        places = kv_cache.decode_places(positions.tolist(), rows.start)
+        destinations = kv_cache.decode_destinations(positions.tolist(), rows.start)
 
         def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-            kv_cache.write_rows(layer, places, k, v)
+            kv_cache.write_rows(layer, destinations, k, v)
             return decode_attention(q, kv_cache.read_rows(layer, part_spans, rows.start), bias)
 
         self._select_adapters(running[rows])
@@ -404,7 +404,7 @@ def descending_order(counts: Sequence[int]) -> list[int] | None:
             misplaced.setdefault(count, []).append(row)
     if not misplaced:
         return None
-    rows = {count: iter(found) for count, found in misplaced.items()}
+    rows = {count: iter(indices) for count, indices in misplaced.items()}
     return [row if counts[row] == count else next(rows[count]) for row, count in enumerate(wanted)]
 
 

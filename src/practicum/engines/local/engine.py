@@ -581,12 +581,12 @@ class LocalEngine:
         if one.matcher is not None and one.matcher.error:
             results.append((one, EngineError(f"the response format could not be followed: {one.matcher.error}")))
             return
-        number = None if one.adapter is None else one.adapter.number
+        version = None if one.adapter is None else one.adapter.number
         result = Generation(
             ids=tuple(one.new_ids),
             logprobs=tuple(one.logprobs),
             stop_reason=reason,
-            policy_version=self.prefixes.version if number is None else number,
+            policy_version=self.prefixes.version if version is None else version,
             source=ActionSource.POLICY,
             prompt_cached=one.prompt_end - one.num_computed,
             top_logprobs=tuple(one.top_logprobs[: len(one.new_ids)]),

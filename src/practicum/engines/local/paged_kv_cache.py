@@ -57,7 +57,7 @@ def block_of(position: int) -> int:
 
 @dataclass(frozen=True)
 class PromptTokens:
-    """Where new tokens of prompts go, per block: the index of each token (row, column) and its place (page, offset)."""
+    """Where new tokens of prompts go, per block: the index of each token (row, column) and its page and offset."""
 
     block: int
     rows: Tensor
@@ -76,7 +76,7 @@ class PromptPages:
 
 
 @dataclass(frozen=True)
-class DecodePlaces:
+class DecodeDestinations:
     """Where the next tokens of consecutive rows go that are in one block: an index per row and head."""
 
     block: int
@@ -266,7 +266,7 @@ class PagedKVCache(KVCache):
                 first, last = max(start, block_start(block)), min(start + count, block_start(block + 1))
                 part = (row, first - start, self._pages[slot][block], first - block_start(block), last - first)
                 parts.setdefault(block, []).append(part)
-        return [_prompt_tokens(block, torch.tensor(found)) for block, found in parts.items()]
+        return [_prompt_tokens(block, torch.tensor(tokens)) for block, tokens in parts.items()]
 
     def write_prompts(self, layer: int, tokens: Sequence[PromptTokens], k: Tensor, v: Tensor) -> None:
         """Store keys and values [R, T, K, D] of prompts."""
@@ -276,13 +276,13 @@ class PagedKVCache(KVCache):
 
     def prompt_pages(self, slots: Sequence[int], num_keys: int) -> list[PromptPages]:
         """The pages that rows of prompts read, of the first `num_keys` keys."""
-        found = []
+        result = []
         for block in range(block_count(num_keys)):
             rows = [row for row, slot in enumerate(slots) if len(self._pages[slot]) > block]
             pages = [self._pages[slots[row]][block] for row in rows]
             if rows:
-                found.append(PromptPages(block, torch.tensor(rows), torch.tensor(pages)))
-        return found
+                result.append(PromptPages(block, torch.tensor(rows), torch.tensor(pages)))
+        return result
 
     def read_prompts(self, layer: int, pages: Sequence[PromptPages], out: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values [R, K, keys, D] of rows of prompts, in the buffer `out` [2, R, K, keys, D] of zeros."""
@@ -293,12 +293,12 @@ class PagedKVCache(KVCache):
             ]
         return out[0], out[1]
 
-    def decode_places(self, positions: Sequence[int], first_row: int = 0) -> list[DecodePlaces]:
+    def decode_destinations(self, positions: Sequence[int], first_row: int = 0) -> list[DecodeDestinations]:
         """Where the tokens of consecutive rows go that are at these positions.
 
         Rows are sorted by their number of blocks; those of one block are consecutive.
         """
-        found: list[DecodePlaces] = []
+        result: list[DecodeDestinations] = []
         kv_heads, start = self.shape.kv_heads, 0
         while start < len(positions):
             block = block_of(positions[start])
@@ -308,24 +308,24 @@ class PagedKVCache(KVCache):
             offsets = torch.tensor([position - block_start(block) for position in positions[start:end]])
             heads = torch.arange((first_row + start) * kv_heads, (first_row + end) * kv_heads).view(-1, kv_heads)
             heads *= block_size(block)
-            found.append(DecodePlaces(block, slice(start, end), (heads + offsets[:, None]).flatten()))
+            result.append(DecodeDestinations(block, slice(start, end), (heads + offsets[:, None]).flatten()))
             start = end
-        return found
+        return result
 
-    def write_rows(self, layer: int, places: Sequence[DecodePlaces], k: Tensor, v: Tensor) -> None:
+    def write_rows(self, layer: int, destinations: Sequence[DecodeDestinations], k: Tensor, v: Tensor) -> None:
         """Store keys and values [R, K, D] of one token per row."""
-        for place in places:
-            views = self._views[place.block][layer]
-            views.key_vectors.index_copy_(0, place.index, k[place.rows].flatten(0, 1))
-            views.value_vectors.index_copy_(0, place.index, v[place.rows].flatten(0, 1))
+        for destination in destinations:
+            views = self._views[destination.block][layer]
+            views.key_vectors.index_copy_(0, destination.index, k[destination.rows].flatten(0, 1))
+            views.value_vectors.index_copy_(0, destination.index, v[destination.rows].flatten(0, 1))
 
     def read_rows(self, layer: int, rows_per_block: Sequence[int], first_row: int = 0) -> list[tuple[Tensor, Tensor]]:
         """Per block the keys [rows·K, D, keys] and values [rows·K, keys, D] of the rows that have it, as they lie.
 
         Rows and their numbers per block are counted from `first_row`.
         """
-        kv_heads, found = self.shape.kv_heads, []
+        kv_heads, result = self.shape.kv_heads, []
         for views, count in zip(self._views, rows_per_block, strict=False):
             rows = slice(first_row * kv_heads, (first_row + count) * kv_heads)
-            found.append((views[layer].keys[rows], views[layer].values[rows]))
-        return found
+            result.append((views[layer].keys[rows], views[layer].values[rows]))
+        return result

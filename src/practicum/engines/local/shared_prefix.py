@@ -62,9 +62,9 @@ class SharedPrefixGroups:
     def _send(self, groups: Sequence[SharedPrefixGroup]) -> None:
         members, leaders, lengths, row_lengths = (np.zeros(s, dtype=np.int64) for s in self._shapes)
         members[:] = -1
-        for number, (length, indices) in enumerate(groups):
+        for index, (length, indices) in enumerate(groups):
             leader = self._running[indices[0]].slot
-            members[number, : len(indices)], leaders[number], lengths[number] = indices, leader, length
+            members[index, : len(indices)], leaders[index], lengths[index] = indices, leader, length
             row_lengths[indices] = length
         numbers = np.concatenate([members.ravel(), leaders, lengths, row_lengths])
         self._numbers.copy_(torch.from_numpy(numbers), non_blocking=True)

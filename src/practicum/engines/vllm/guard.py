@@ -19,7 +19,7 @@ TERMINATE_SECONDS = 15.0
 
 def main(pid_file: str, command: list[str]) -> int:
     """Run the command to its end and return its exit status, 128 + N after signal N."""
-    signal.signal(signal.SIGTERM, lambda number, frame: None)  # the group's signal reaches us too; we end last
+    signal.signal(signal.SIGTERM, lambda signal_number, frame: None)  # the group's signal reaches us too; we end last
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL)
     with open(pid_file, "w", encoding="ascii") as file:
         file.write(f"{child.pid}\n")

@@ -41,7 +41,7 @@ class SkippedRow(Exception):
 Reader = Callable[[Mapping[str, Any], int], Row]
 
 
-def abduction(row: Mapping[str, Any], number: int) -> Row:
+def abduction(row: Mapping[str, Any], index: int) -> Row:
     """Read a row with a program and its output."""
     if "code" in row and "program" not in row:
         return _crux(row)
@@ -104,12 +104,12 @@ def _evaluated_arguments(code: str, arguments: str) -> str:
     return values[1:-1]
 
 
-def deduction(row: Mapping[str, Any], number: int) -> Row:
+def deduction(row: Mapping[str, Any], index: int) -> Row:
     """Read a row with a problem and its tests."""
     if "entry_point" in row and "test" in row:
-        return convert.humaneval(row, number)
+        return convert.humaneval(row, index)
     if "test_list" in row:
-        return convert.mbpp(row, number)
+        return convert.mbpp(row, index)
     if "question" in row:
         question, tests = text_field(row, "question"), row.get("test_cases")
     else:
@@ -157,17 +157,17 @@ def _read_rows(path: Path, read: Reader, changed: int, size: int) -> tuple[tuple
     rows: list[tuple[str, Row]] = []
     skipped: dict[str, int] = {}
     seen: set[str] = set()
-    for number, (location, row) in enumerate(_objects(path)):
+    for index, (location, row) in enumerate(_objects(path)):
         try:
             if not isinstance(row, Mapping):
                 raise InvalidRow(f"expected an object, found {type(row).__name__}")
-            fields = read(row, number)
+            fields = read(row, index)
         except InvalidRow as error:
             raise UserError(f"'{path}', {location}: {error}.") from None
         except SkippedRow as reason_skipped:
             skipped[str(reason_skipped)] = skipped.get(str(reason_skipped), 0) + 1
             continue
-        name = str(fields.get("id", fields.get("task_id", f"{path.stem}-{number}"))).replace("/", "-")
+        name = str(fields.get("id", fields.get("task_id", f"{path.stem}-{index}"))).replace("/", "-")
         if name in seen:
             raise UserError(f"'{path}', {location}: the id '{name}' is used twice; ids must be unique.")
         seen.add(name)

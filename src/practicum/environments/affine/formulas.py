@@ -96,8 +96,8 @@ def numbers(clauses: Sequence[Clause]) -> str:
 
 
 def _join(clauses: Sequence[Clause], either: str, both: str, negation: str) -> str:
-    def literal(number: int) -> str:
-        return f"x{number}" if number > 0 else f"{negation}x{-number}"
+    def literal(variable: int) -> str:
+        return f"x{variable}" if variable > 0 else f"{negation}x{-variable}"
 
     return f" {both} ".join(f"({f' {either} '.join(map(literal, clause))})" for clause in clauses)
 

@@ -65,7 +65,7 @@ def run_jobs(
     After `max_timeouts` timeouts the others are skipped.
     """
     programs = list(dict.fromkeys(job.program for job in jobs))
-    program_index = {program: number for number, program in enumerate(programs)}
+    program_index = {program: index for index, program in enumerate(programs)}
     indexed_jobs = [(program_index[job.program], job.stdin) for job in jobs]
     # More than the CPU time: on a busy machine a program waits for a processor.
     wall = 3.0 * cpu_seconds + 2

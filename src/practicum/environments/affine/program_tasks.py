@@ -42,7 +42,7 @@ class ProgramEnvironment(AffineEnvironment[str]):
         return TaskDraft(problem.draft.key, make)
 
     @staticmethod
-    def read_row(row: Mapping[str, Any], number: int) -> Row:
+    def read_row(row: Mapping[str, Any], index: int) -> Row:
         """Return a task's fields from a row of a file."""
         raise NotImplementedError
 

@@ -215,7 +215,7 @@ class AlfWorld(AgentGymEnvironment):
             lines = [[number for number in of_kind if _split_of(number) == split] for of_kind in numbers]
             order = [line[index] for index in range(min(map(len, lines))) for line in lines]
             return [made_task(order[n % len(order)] + NUM_SHUFFLED_GAMES * (n // len(order))) for n in range(count)]
-        files = [[file, number] for number, (other, file) in enumerate(self._numbered_files()) if other == split]
+        files = [[file, index] for index, (other, file) in enumerate(self._numbered_files()) if other == split]
         if self.mappings is not None and split == "val":  # AgentGym has no list of its own for these
             files = [[file, None] for file in _files(self.folder, split)]
         where = self.folder / FOLDERS[split] if self.mappings is None else self.mappings

@@ -47,8 +47,8 @@ def type_of(name: str) -> str:
 
 def read_goal(text: str, furniture: Sequence[str]) -> HouseholdGoal:
     """Parse the goal of a first observation; `furniture` are the names of all furniture in the room."""
-    found = GOAL.search(text)
-    words = re.findall(r"[a-z]+", (found[1] if found else text).lower())
+    match = GOAL.search(text)
+    words = re.findall(r"[a-z]+", (match[1] if match else text).lower())
     kinds = {type_of(name) for name in furniture}
     places = [word for word in words if word in kinds]
     things = [word for word in words if word not in FILLER and word not in LAMPS]
@@ -82,7 +82,7 @@ class SearchingExpert:
         """Return the next command."""
         legal = observation.legal or ()
         if self._goal is None:
-            self._rooms = [found[1] for command in legal if (found := GO.fullmatch(command))]
+            self._rooms = [match[1] for command in legal if (match := GO.fullmatch(command))]
             text = observation.messages[-1].content if observation.messages else ""
             self._goal = read_goal(text, self._rooms)
         self._look(legal, self._goal)
@@ -93,11 +93,11 @@ class SearchingExpert:
     def _look(self, legal: Sequence[str], goal: HouseholdGoal) -> None:
         """Remember which wanted objects can be taken here, and the lamp."""
         for command in legal:
-            found = TAKE.fullmatch(command)
-            if found and type_of(found[1]) == goal.thing:
-                self._seen[found[1]] = found[2]
-                if type_of(found[2]) == goal.furniture and not goal.verb:
-                    self._placed.setdefault(found[2], set()).add(found[1])
+            match = TAKE.fullmatch(command)
+            if match and type_of(match[1]) == goal.thing:
+                self._seen[match[1]] = match[2]
+                if type_of(match[2]) == goal.furniture and not goal.verb:
+                    self._placed.setdefault(match[2], set()).add(match[1])
             if goal.lamp and command.startswith(f"use {goal.lamp} "):
                 self._lamp_at = self._at
 
@@ -159,14 +159,14 @@ class SearchingExpert:
 
     def _remember(self, command: str) -> None:
         """Update what is known by the command that is given now; the list of commands made sure that it works."""
-        if found := GO.fullmatch(command):
-            self._at = found[1]
-            self._searched.add(found[1])
-        elif found := TAKE.fullmatch(command):
-            self._held, self._treated = found[1], False
-            self._seen.pop(found[1], None)
+        if match := GO.fullmatch(command):
+            self._at = match[1]
+            self._searched.add(match[1])
+        elif match := TAKE.fullmatch(command):
+            self._held, self._treated = match[1], False
+            self._seen.pop(match[1], None)
             for names in self._placed.values():
-                names.discard(found[1])
+                names.discard(match[1])
         elif command.startswith(("clean ", "heat ", "cool ")):
             self._treated = True
         elif command.startswith(("move ", "put ")):

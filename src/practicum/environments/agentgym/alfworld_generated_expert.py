@@ -44,9 +44,9 @@ class Search:
         unseen = [name for name, piece in self.furniture.items() if may_hold(piece) and name not in self._visited]
         for receptacle in [*seen[:1], *unseen]:
             self.go(receptacle)
-            found = self._first(receptacle, kind)
-            if found:
-                return found
+            target = self._first(receptacle, kind)
+            if target:
+                return target
         raise ValueError(f"there is no {kind} in this room")
 
     def take(self, name: str) -> None:

@@ -31,7 +31,7 @@ class AlfWorldHost:
         library = self._library()
         world = Game(library, data)
         self._by_session[session] = (world, library)
-        return {**_told(world), "plan": self._plan_of(world, data, expert) if expert else None}
+        return {**_visible_state(world), "plan": self._plan_of(world, data, expert) if expert else None}
 
     def step(self, session: int, command: str) -> dict[str, Any]:
         world = self._by_session[session][0]
@@ -40,7 +40,7 @@ class AlfWorldHost:
             command = next((other for other in alternative_spellings(command) if other in legal), command)
         valid = command in legal
         world.step(command)
-        return {**_told(world), "valid": valid}
+        return {**_visible_state(world), "valid": valid}
 
     def plan(self, game: int | str, expert: str) -> list[str]:
         """Return an expert's commands for a game without playing it."""
@@ -107,5 +107,5 @@ def alternative_spellings(command: str) -> tuple[str, ...]:
     return ()
 
 
-def _told(world: Game) -> dict[str, Any]:
+def _visible_state(world: Game) -> dict[str, Any]:
     return {"text": world.text, "legal": world.legal, "won": world.won}

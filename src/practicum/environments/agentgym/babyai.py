@@ -138,15 +138,15 @@ class BabyAI(AgentGymEnvironment):
         levels = self.levels or tuple(level for level in LEVELS if level != UNWINNABLE)
         tasks: list[Task] = []
         seen: set[str] = set()
-        for number in itertools.count():
+        for index in itertools.count():
             if len(tasks) >= count:
                 return tasks
-            level, world_seed = levels[number % len(levels)], seed * SEED_BLOCK + number // len(levels)
+            level, world_seed = levels[index % len(levels)], seed * SEED_BLOCK + index // len(levels)
             world = fingerprint(level, world_seed)
             if split_of(world) == split and world not in seen:
                 seen.add(world)
                 tasks.append(make_task(level, world_seed))
-            if number > 1000 * (count + len(levels)):
+            if index > 1000 * (count + len(levels)):
                 raise UserError(f"babyai's levels {', '.join(levels)} have only {len(tasks)} '{split}' worlds.")
         raise AssertionError("counting ends only above")
 

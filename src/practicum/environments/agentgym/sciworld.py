@@ -125,7 +125,7 @@ class SciWorld(AgentGymEnvironment):
         self._pool = pool_of(simplification, workers, megabytes)
         self._session: WorkerSession | None = None
         self._score = 0
-        self._told: dict[str, Any] = {}
+        self._response: dict[str, Any] = {}
 
     def _names(self, tasks: str | Sequence[str]) -> tuple[str, ...]:
         """Return a set of tasks by its name, or tasks by theirs."""
@@ -151,7 +151,7 @@ class SciWorld(AgentGymEnvironment):
         if gold:
             _gold[key] = tuple(response["gold"])
         self._score = 0
-        self._told = {
+        self._response = {
             "task_name": name, "var_num": variation, "task_description": response["task"],
             "observation": response["text"], "deleted": False, "reward": 0,
         }  # fmt: skip
@@ -207,11 +207,11 @@ class SciWorld(AgentGymEnvironment):
     def reward_components(self, reply: CommandResponse, again: bool = False) -> dict[str, float]:
         components = super().reward_components(reply, again)
         # AgentGym's server returns points.
-        self._told["reward"] = sum(components.values()) if self.shaped else round(100 * sum(components.values()))
+        self._response["reward"] = sum(components.values()) if self.shaped else round(100 * sum(components.values()))
         return components
 
     def fact(self, name: str) -> Any:
-        return self._score if name == "score" else self._told[name]
+        return self._score if name == "score" else self._response[name]
 
     async def ask(self, name: str) -> Any:
         """Return a fact; lists and goals come from the simulator."""

@@ -84,9 +84,9 @@ def in_turn(names: tuple[str, ...], split: str, count: int, seed: int) -> list[T
     order = by_hash(list(names), seed)
     lines = {name: by_hash([[name, number] for number in variations_of(name, split)], seed) for name in order}
     once = [
-        lines[name][number]
-        for number in range(max(map(len, lines.values())))
+        lines[name][index]
+        for index in range(max(map(len, lines.values())))
         for name in order
-        if number < len(lines[name])
+        if index < len(lines[name])
     ]
-    return [task_of(*once[number % len(once)]) for number in range(count)]
+    return [task_of(*once[index % len(once)]) for index in range(count)]

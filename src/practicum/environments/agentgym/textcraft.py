@@ -183,7 +183,7 @@ class TextCraft(AgentGymEnvironment):
                 f"textcraft has no '{split}' goal of depth {self.min_depth}..{self.max_depth}; widen these."
             )
         goals = by_hash(goals, seed)
-        return [self._task(goals[number % len(goals)], number // len(goals)) for number in range(count)]
+        return [self._task(goals[index % len(goals)], index // len(goals)) for index in range(count)]
 
     def goals(self) -> tuple[str, ...]:
         """Return the goals of the configured depths, deepest first, then by name."""

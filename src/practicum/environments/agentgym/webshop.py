@@ -224,18 +224,18 @@ class WebShop(AgentGymEnvironment):
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
         """Return tasks of a split, which a hash of the product decides, so that no product is in two splits."""
         self.check_split(split)
-        numbers = [number for number, goal in enumerate(self.goals) if split_of(goal) == split]
+        numbers = [index for index, goal in enumerate(self.goals) if split_of(goal) == split]
         if len(numbers) < count:
             raise UserError(f"webshop has {len(numbers)} '{split}' goals, not {count}; raise 'products'.")
         # Session numbers are in random order already; another seed gives another order.
-        return [self._task(number) for number in (by_hash(numbers, seed) if seed else numbers)[:count]]
+        return [self._task(index) for index in (by_hash(numbers, seed) if seed else numbers)[:count]]
 
-    def _task(self, number: int) -> Task:
-        goal = self.goals[number]
-        fields = {"data_idx": number, "catalogue": self.catalogue.name, **asdict(goal)}
+    def _task(self, index: int) -> Task:
+        goal = self.goals[index]
+        fields = {"data_idx": index, "catalogue": self.catalogue.name, **asdict(goal)}
         if not goal.option_names:
             del fields["option_names"]
-        return Task(f"webshop-{self.catalogue.name}-{number}", self.name, split_of(goal), fields)
+        return Task(f"webshop-{self.catalogue.name}-{index}", self.name, split_of(goal), fields)
 
     def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that searches for the instruction, opens the first result that fits, chooses and buys."""

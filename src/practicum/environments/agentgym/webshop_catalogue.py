@@ -70,12 +70,12 @@ def _document(product: Product) -> Document:
 @functools.lru_cache(maxsize=4)
 def generated(count: int) -> Catalogue:
     """Return the catalogue of that many products, generated once per process."""
-    return Catalogue(f"generated-{count}", tuple(make_product(number) for number in range(count)))
+    return Catalogue(f"generated-{count}", tuple(make_product(index) for index in range(count)))
 
 
-def make_product(number: int) -> Product:
-    rng = SeededRandom(f"webshop-product/{number}")
-    kind = KINDS[number % len(KINDS)]
+def make_product(index: int) -> Product:
+    rng = SeededRandom(f"webshop-product/{index}")
+    kind = KINDS[index % len(KINDS)]
     attributes = rng.sample(kind.attributes, 3 + rng.below(3))
     title_attributes = attributes[: 1 + rng.below(2)]
     brand, series = rng.choice(BRANDS), f"{rng.choice(SERIES)} {rng.below(90) + 10}"
@@ -84,7 +84,7 @@ def make_product(number: int) -> Product:
     ranged = rng.below(5) == 0
     pricing = (low, round(low * 1.4, 2)) if ranged else (low,)
     return Product(
-        asin=_asin(number),
+        asin=_asin(index),
         name=name,
         category=kind.category,
         query=kind.query,

@@ -18,7 +18,7 @@ from types import MappingProxyType
 from typing import Any
 
 from practicum.environments.agentgym.webshop_catalogue import Catalogue, Product
-from practicum.environments.agentgym.webshop_goals import price_limit, told_options, told_price
+from practicum.environments.agentgym.webshop_goals import options_text, price_limit, price_text
 from practicum.environments.agentgym.webshop_reward import ShoppingGoal
 from practicum.errors import UserError
 from practicum.utils.seeded_random import SeededRandom
@@ -38,11 +38,11 @@ def read_shop(folder: str, limit: int | None) -> tuple[Catalogue, tuple[Shopping
     human = _read(path, "items_human_ins*.json", dict, needed=False)
     reviews = {row["asin"]: row for row in _read(path, "reviews*.json", list, needed=False)}
     products: dict[str, Product] = {}
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         try:
             product = _product(row, details.get(row["asin"], {}), reviews.get(row["asin"], {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise UserError(f"Product {number} of '{folder}' cannot be read: {error!r}.") from None
+            raise UserError(f"Product {index} of '{folder}' cannot be read: {error!r}.") from None
         if product.asin != "nan" and len(product.asin) <= 10:
             products.setdefault(product.asin, product)
     catalogue = Catalogue(path.name, tuple(products.values()))
@@ -100,10 +100,10 @@ def _options(options_record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str
 def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[ShoppingGoal]:
     """Return goals written by people; an instruction without attributes is left out, as in WebShop."""
     for product in catalogue.products:
-        for number, written in enumerate(human.get(product.asin, ())):
+        for index, written in enumerate(human.get(product.asin, ())):
             if written["instruction_attributes"]:
-                upper = price_limit(product.price, SeededRandom(f"webshop-human/{product.asin}/{number}"))
-                text = written["instruction"].strip(".") + told_price(upper)
+                upper = price_limit(product.price, SeededRandom(f"webshop-human/{product.asin}/{index}"))
+                text = written["instruction"].strip(".") + price_text(upper)
                 options = written["instruction_options"]
                 names, values = ((), options) if isinstance(options, list) else (options.keys(), options.values())
                 attributes = written["instruction_attributes"]
@@ -119,7 +119,7 @@ def _synthetic_goals(catalogue: Catalogue, details: Mapping[str, Any]) -> Iterat
         upper = price_limit(product.price, SeededRandom(f"webshop-synthetic/{product.asin}"))
         names = sorted(product.options)
         for values in itertools.product(*(product.options[name] for name in names)):
-            text = f"{paths['instruction']}{told_options(dict(zip(names, values, strict=True)))}{told_price(upper)}"
+            text = f"{paths['instruction']}{options_text(dict(zip(names, values, strict=True)))}{price_text(upper)}"
             yield _goal(product, text, paths["instruction_attributes"], values, upper, tuple(names))
 
 

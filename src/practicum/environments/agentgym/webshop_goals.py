@@ -26,19 +26,19 @@ def generated_goals(count: int) -> tuple[ShoppingGoal, ...]:
 
 def make_goals(catalogue: Catalogue) -> tuple[ShoppingGoal, ...]:
     """Return some goals for each product, in random order: neighbours are about different products."""
-    goals = [make_goal(product, number) for product in catalogue.products for number in range(GOALS_PER_PRODUCT)]
+    goals = [make_goal(product, index) for product in catalogue.products for index in range(GOALS_PER_PRODUCT)]
     distinct = {(goal.asin, goal.instruction): goal for goal in goals}
     return tuple(sorted(distinct.values(), key=lambda goal: content_hash([goal.asin, goal.instruction])))
 
 
-def make_goal(product: Product, number: int) -> ShoppingGoal:
-    rng = SeededRandom(f"webshop-goal/{product.asin}/{number}")
+def make_goal(product: Product, index: int) -> ShoppingGoal:
+    rng = SeededRandom(f"webshop-goal/{product.asin}/{index}")
     attributes = tuple(rng.sample(product.attributes, 1 + rng.below(len(product.attributes))))
     options = {name: rng.choice(values) for name, values in sorted(product.options.items())}
     upper = price_limit(product.price, rng)
     request = f"Find me {', '.join(attributes)} {product.query}"
     return ShoppingGoal(
-        instruction=f"{request}{told_options(options)}{told_price(upper)}",
+        instruction=f"{request}{options_text(options)}{price_text(upper)}",
         asin=product.asin,
         name=product.name,
         query=product.query,
@@ -49,12 +49,12 @@ def make_goal(product: Product, number: int) -> ShoppingGoal:
     )
 
 
-def told_options(options: dict[str, str]) -> str:
-    options_text = ", and ".join(f"{name}: {value}" for name, value in options.items())
-    return f" with {options_text}" if options_text else ""
+def options_text(options: dict[str, str]) -> str:
+    text = ", and ".join(f"{name}: {value}" for name, value in options.items())
+    return f" with {text}" if text else ""
 
 
-def told_price(upper: float) -> str:
+def price_text(upper: float) -> str:
     return f", and price lower than {upper:.2f} dollars" if upper < NO_LIMIT else ""
 
 

@@ -177,15 +177,15 @@ def in_sequence(items: Sequence[Item]) -> tuple[Item, ...]:
 
 def _in_order(episode: PlanningEpisode) -> list[str]:
     """Leaves in the order of the tree."""
-    found: list[str] = []
+    result: list[str] = []
     stack = list(reversed(episode.dag.roots))
     while stack:
         task_id = stack.pop()
         children = episode.dag.children(task_id)
         stack.extend(reversed(children))
         if not children:
-            found.append(task_id)
-    return found
+            result.append(task_id)
+    return result
 
 
 def _items_of(episode: PlanningEpisode, task_id: str) -> tuple[Item, ...]:

@@ -121,12 +121,12 @@ class TaskDAG:
 
     def ancestors(self, task_id: str) -> tuple[str, ...]:
         """The parent, its parent, and so on."""
-        found = []
+        result = []
         current = self._parent[task_id]
         while current is not None:
-            found.append(current)
+            result.append(current)
             current = self._parent[current]
-        return tuple(found)
+        return tuple(result)
 
     def children(self, task_id: str) -> tuple[str, ...]:
         return tuple(self._children[task_id])

@@ -257,14 +257,14 @@ SOURCE: Mapping[str, str] = {
 def _templates() -> tuple[RequestTemplate, ...]:
     made = []
     for domain, text in SOURCE.items():
-        for number, line in enumerate(text.strip().splitlines()):
+        for index, line in enumerate(text.strip().splitlines()):
             level, split, rest = line.split(maxsplit=2)
             pattern = next(name for name in sorted(PATTERNS, key=len, reverse=True) if rest.startswith(f"{name} "))
             goals = tuple(
                 TemplateTask(words[-2], words[-1], words[0] if len(words) == 3 else "")
                 for words in (goal.split() for goal in rest.removeprefix(pattern).split(";"))
             )
-            made.append(RequestTemplate(f"{domain}-{number}", domain, level, split, pattern, goals))
+            made.append(RequestTemplate(f"{domain}-{index}", domain, level, split, pattern, goals))
     return tuple(made)
 
 
@@ -292,7 +292,7 @@ def drawn_templates() -> tuple[RequestTemplate, ...]:
     """Return further templates of `train`: drawn tasks and modifiers in every pattern, none a held-out combination."""
     rng = random.Random("htdag templates")
     held_out = {combination(template) for template in TEMPLATES if template.split != "train"}
-    known = {(template.pattern, template.goals) for template in TEMPLATES}
+    existing = {(template.pattern, template.goals) for template in TEMPLATES}
     kinds = {goal.type: goal.kind for template in TEMPLATES for goal in template.goals}
     domains = {template.goals[0].type: template.domain for template in reversed(TEMPLATES)}
     types = sorted(kinds)
@@ -315,9 +315,9 @@ def drawn_templates() -> tuple[RequestTemplate, ...]:
         template = RequestTemplate(
             f"drawn-{len(made)}", domains.get(drawn[0], "mixed"), level, "train", pattern, tuple(goals)
         )
-        if combination(template) in held_out or (pattern, template.goals) in known:
+        if combination(template) in held_out or (pattern, template.goals) in existing:
             continue
-        known.add((pattern, template.goals))
+        existing.add((pattern, template.goals))
         made.append(template)
     return tuple(made)
 

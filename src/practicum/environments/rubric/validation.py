@@ -133,7 +133,7 @@ class ValidationEngine:
         for index, rule in enumerate(rules):
             if isinstance(rule, MenuRule):
                 scores[index] = [menu_score(rule, task_input, output) for output in outputs]
-        return [_rubric_result(rubric, scores, number, cadence) for number in range(len(outputs))]
+        return [_rubric_result(rubric, scores, index, cadence) for index in range(len(outputs))]
 
 
 def menu_score(rule: MenuRule, task_input: str, output: str) -> RuleScore:

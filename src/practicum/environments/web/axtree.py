@@ -187,13 +187,13 @@ def dom_elements(snapshot: Mapping[str, Any]) -> dict[int, DomElement]:
     names = [strings[name].lower() if name >= 0 else "" for name in nodes["nodeName"]]
     parents, backends = nodes["parentIndex"], nodes["backendNodeId"]
     texts, shapes = _texts_and_shapes(names, parents, nodes["nodeValue"], strings, boxes)
-    found: dict[int, DomElement] = {}
+    elements: dict[int, DomElement] = {}
     for index, name in enumerate(names):
         if nodes["nodeType"][index] != 1:
             continue
         attributes = [strings[item] if item >= 0 else "" for item in nodes["attributes"][index]]
         box = boxes.get(index)
-        found[backends[index]] = DomElement(
+        elements[backends[index]] = DomElement(
             tag=name,
             clickable=index in clickable and box is not None,
             box=(box[0], box[1], box[2], box[3]) if box is not None and box[2] and box[3] else None,
@@ -201,7 +201,7 @@ def dom_elements(snapshot: Mapping[str, Any]) -> dict[int, DomElement]:
             text=texts.get(index, "") if name in SHAPES else "",
             shapes=tuple(backends[shape] for shape in shapes.get(index, ())),
         )
-    return found
+    return elements
 
 
 def _texts_and_shapes(

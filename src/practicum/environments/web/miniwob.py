@@ -111,7 +111,7 @@ class MiniWobEnvironment(BrowserEnvironment):
             # Seeds are drawn for all tasks in order, so that each has the same seeds in every selection.
             drawn = panel(self.names("all"))
             wanted = self._selected(self.names("test" if self.panel == "test" else "all"))
-            episodes = [(name, number, index % NUM_PANEL_SEEDS) for index, (name, number) in enumerate(drawn)]
+            episodes = [(name, seed, index % NUM_PANEL_SEEDS) for index, (name, seed) in enumerate(drawn)]
             return [self._task(split, *episode) for episode in episodes if episode[0] in wanted][:count]
         names = self._selected(self.names("train"))
         rng = random.Random(f"miniwob/{split}/{seed}")
@@ -119,7 +119,7 @@ class MiniWobEnvironment(BrowserEnvironment):
         seeds: dict[int, None] = {}
         while len(seeds) < count:
             seeds[offset + rng.randrange(NUM_TRAINING_SEEDS)] = None
-        return [self._task(split, names[index % len(names)], number) for index, number in enumerate(seeds)]
+        return [self._task(split, names[index % len(names)], seed) for index, seed in enumerate(seeds)]
 
     def _selected(self, names: Sequence[str]) -> tuple[str, ...]:
         selected = tuple(name for name in names if not self.chosen or name in self.chosen)

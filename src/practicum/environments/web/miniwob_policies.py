@@ -197,7 +197,7 @@ def _choose_and_press(screen: Screen) -> Action:
 
 @rule_of("form-sequence-2")
 def _radio_and_text(screen: Screen) -> Action:
-    radio, box = (int(number) - 1 for number in ORDINAL.findall(screen.goal)[:2])
+    radio, box = (int(ordinal) - 1 for ordinal in ORDINAL.findall(screen.goal)[:2])
     radios, boxes = screen.all("radio"), screen.all("textbox", "spinbutton")
     if "checked=true" not in radios[radio].properties:
         return click(radios[radio])

@@ -113,14 +113,14 @@ class _Page:
 
     async def _locate(self, bid: str) -> tuple[float, float] | None:
         """The middle of an element in the window; None for an option of a list."""
-        place = await self.session.tab.call_on(bid, LOCATE)
-        if place.get("option"):
+        location = await self.session.tab.call_on(bid, LOCATE)
+        if location.get("option"):
             return None
-        if "error" in place:
-            raise ActionFailed(f"The element [{bid}] {place['error']}.")
-        if place["covered"] and not self.force:
+        if "error" in location:
+            raise ActionFailed(f"The element [{bid}] {location['error']}.")
+        if location["covered"] and not self.force:
             raise ActionFailed(f"The element [{bid}] is covered by another element.")
-        return place["x"], place["y"]
+        return location["x"], location["y"]
 
     async def _point(self, bid: str) -> tuple[float, float]:
         point = await self._locate(bid)

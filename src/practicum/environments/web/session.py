@@ -310,15 +310,15 @@ class BrowserSession:
 
     async def _frames(self, tab: Tab, ax_nodes: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:
         """The trees of the frames in a page, by the element that holds them; frames in frames are not read."""
-        found: dict[int, list[dict[str, Any]]] = {}
+        trees: dict[int, list[dict[str, Any]]] = {}
         for node in ax_nodes:
             if node.get("role", {}).get("value") == "Iframe" and "backendDOMNodeId" in node:
                 backend = node["backendDOMNodeId"]
                 described = await tab.send("DOM.describeNode", backendNodeId=backend)
                 if "frameId" in described["node"]:
                     tree = await tab.send("Accessibility.getFullAXTree", frameId=described["node"]["frameId"])
-                    found[backend] = tree["nodes"]
-        return found
+                    trees[backend] = tree["nodes"]
+        return trees
 
     async def _leave_foreign_pages(self) -> None:
         """Leave addresses that are not part of the task: a tab goes back to where it was, a new one is closed."""

@@ -55,7 +55,9 @@ class _Sample:
         if self.clusters < 2:
             return 1.0
         level = 2 * float(special.ndtr(z)) - 1
-        equal, unequal = (t_quantile(number, level) for number in (float(self.clusters), self.effective_clusters))
+        equal, unequal = (
+            t_quantile(num_clusters, level) for num_clusters in (float(self.clusters), self.effective_clusters)
+        )
         return (1 + (1 - self.share) * max(0.0, equal / z - 1)) * max(1.0, unequal / equal)
 
     def p_value(self) -> float:

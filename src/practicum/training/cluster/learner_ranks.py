@@ -87,9 +87,9 @@ class RankActor:
         """Wait for the next event: its kind and value. The last one is `exit`."""
         return await self._events.get()
 
-    async def signal(self, number: int) -> None:
+    async def signal(self, signal_number: int) -> None:
         if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(number)
+            self._process.send_signal(signal_number)
 
     async def stop(self) -> None:
         """Kill the process, and wait for its end."""
@@ -167,8 +167,8 @@ class RankSupervisor:
     async def run(self) -> TrainResult:
         loop, failures, step_before = asyncio.get_running_loop(), 0, -1
         with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: signals are handled elsewhere
-            for number in (signal.SIGINT, signal.SIGTERM):
-                loop.add_signal_handler(number, self._pass_on, number)
+            for signal_number in (signal.SIGINT, signal.SIGTERM):
+                loop.add_signal_handler(signal_number, self._pass_on, signal_number)
         host = self.ray.util.get_node_ip_address()
         for attempt in range(10_000):
             # A store of its own: addresses of ranks that are gone must not be found.
@@ -276,11 +276,11 @@ class RankSupervisor:
             if self.on_step is not None:
                 self.on_step(step, total, values)
 
-    def _pass_on(self, number: int) -> None:
+    def _pass_on(self, signal_number: int) -> None:
         """Pass a signal on to the first rank, which decides for all; the second one ends everything."""
         self.num_signals += 1
         for actor in self.actors if self.num_signals > 1 else self.actors[:1]:
-            actor.signal.remote(number if self.num_signals == 1 else signal.SIGKILL)
+            actor.signal.remote(signal_number if self.num_signals == 1 else signal.SIGKILL)
 
     async def _stop_all(self) -> None:
         """Kill what is left of the ranks."""

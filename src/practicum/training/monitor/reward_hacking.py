@@ -89,7 +89,7 @@ def step_stats(step: int, episodes: Sequence[Trajectory], verifier: Sequence[flo
 def _score_stats(values: FloatArray, groups: Sequence[str]) -> ScoreStats:
     """Episodes of one task are alike: the groups were drawn independently, and standard errors are taken over them."""
     count, mean = len(values), float(values.mean())
-    index = {group: number for number, group in enumerate(dict.fromkeys(groups))}
+    index = {group: position for position, group in enumerate(dict.fromkeys(groups))}
     if len(index) < 2:  # one task only: its episodes are all there is
         return ScoreStats(mean, float(values.var()), float(values.var(ddof=1)) / count)
     totals = np.bincount([index[group] for group in groups], values - mean)

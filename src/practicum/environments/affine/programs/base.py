@@ -57,8 +57,8 @@ class Draft:
     def key(self) -> str:
         """The statement with numbered names: the same problem with other names has the same key."""
         text = self.statement
-        for number, name in enumerate(self.shape.names):
-            text = re.sub(rf"\b{name}\b", f"#{number}", text)
+        for index, name in enumerate(self.shape.names):
+            text = re.sub(rf"\b{name}\b", f"#{index}", text)
         return text
 
 

@@ -84,20 +84,20 @@ class Mail(Site):
     def _listing(self, keys: Sequence[str], path: str, query: Mapping[str, str]) -> h.Html:
         """Return links to messages in pages of six."""
         keys = self.variation.reorder(path, keys)
-        number = page_number(query)
+        page = page_number(query)
         rows = []
         labels: set[str] = set()
-        for key in keys[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]:
+        for key in keys[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]:
             message = self.state.messages[key]
             marks = [mark for mark, holds in (("new", not message.read), ("starred", message.starred)) if holds]
             label = self._unique_label(message.label, key, labels)
             rows.append(h.join((h.link(label, self.url(f"message/{key}")), " " + " ".join(marks))))
         parts: list[str] = [h.bullets(rows) if rows else h.paragraph("No messages.")]
         kept = {"q": query["q"]} if "q" in query else {}
-        if number > 1:
-            parts.append(h.link(self.word("Previous"), self.url(f"{path}?{urlencode({**kept, 'page': number - 1})}")))
-        if len(keys) > number * PAGE_SIZE:
-            parts.append(h.link(self.word("Next"), self.url(f"{path}?{urlencode({**kept, 'page': number + 1})}")))
+        if page > 1:
+            parts.append(h.link(self.word("Previous"), self.url(f"{path}?{urlencode({**kept, 'page': page - 1})}")))
+        if len(keys) > page * PAGE_SIZE:
+            parts.append(h.link(self.word("Next"), self.url(f"{path}?{urlencode({**kept, 'page': page + 1})}")))
         return h.join(parts)
 
     def _unique_label(self, label: str, key: str, used: set[str]) -> str:

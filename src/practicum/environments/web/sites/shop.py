@@ -96,14 +96,14 @@ class Shop(Site):
             products = sorted(products, key=lambda product: (-product.rating, product.price))
         else:
             products = self.variation.reorder(path, sorted(products, key=lambda product: product.name))
-        number = page_number(query)
-        shown = products[(number - 1) * PAGE_SIZE : number * PAGE_SIZE]
+        page = page_number(query)
+        shown = products[(page - 1) * PAGE_SIZE : page * PAGE_SIZE]
         parts: list[str] = [self._product_links(shown)]
         kept = {key: query[key] for key in ("q", "sort") if key in query}
-        if number > 1:
-            parts.append(h.link(self.word("Previous"), self.url(f"{path}?{urlencode({**kept, 'page': number - 1})}")))
-        if len(products) > number * PAGE_SIZE:
-            parts.append(h.link(self.word("Next"), self.url(f"{path}?{urlencode({**kept, 'page': number + 1})}")))
+        if page > 1:
+            parts.append(h.link(self.word("Previous"), self.url(f"{path}?{urlencode({**kept, 'page': page - 1})}")))
+        if len(products) > page * PAGE_SIZE:
+            parts.append(h.link(self.word("Next"), self.url(f"{path}?{urlencode({**kept, 'page': page + 1})}")))
         if path != "search":
             choice = h.combobox(self.word("Sort by"), "sort", SORT_KEYS, sort)
             parts.append(h.form(self.url(path), choice, h.button(self.word("Sort")), method="get"))
