@@ -49,7 +49,10 @@ def test_running_requests_and_their_share_of_the_kv_cache(tiny_server: ModelServ
         ):
             before = await read_metrics(client)
             assert before["vllm:kv_cache_usage_perc"] == before["vllm:num_requests_running"] == 0
-            async with client.stream("POST", CHAT, json=long) as first, client.stream("POST", CHAT, json=long) as second:
+            async with (
+                client.stream("POST", CHAT, json=long) as first,
+                client.stream("POST", CHAT, json=long) as second,
+            ):
                 for response in (first, second):
                     async for line in response.aiter_lines():
                         if '"content":"' in line:
