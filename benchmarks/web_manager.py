@@ -56,7 +56,7 @@ class Budget:
 
     demonstrations: int = 400
     """Training tasks of all levels that the expert plays, once alone and once under a manager."""
-    wander: int = 2
+    wander: int = 0
     """Links that are followed at random before an expert's episode, at most: a sub-goal begins on any page."""
     manager_demonstrations: int = 400
     """Multi-step training tasks, also with typing, of which the manager's replies are learned."""
@@ -92,6 +92,7 @@ VARIANTS: dict[str, list[str]] = {
     "fast": ["manager_lr=3e-4", "adapter_lr=1e-3", "worker_lr=3e-4"],
     "progress": ["reward=progress"],
     "few": ["manager_demonstrations=100"],
+    "wander": ["wander=2", "demonstrations=800", "sft_epochs=4"],
 }
 
 

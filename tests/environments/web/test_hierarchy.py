@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -150,6 +151,22 @@ def test_a_manager_that_goes_on_for_ever_ends_at_the_limit_of_turns(renderer: Re
     )  # fmt: skip
     assert episode.outcome is Outcome.TRUNCATED
     assert sum(turn.role == WORKER for turn in episode.turns) == 5
+
+
+def test_a_scripted_manager_goes_on_when_the_worker_removed_what_the_task_is_about(renderer: Renderer) -> None:
+    task = task_of("calendar/move")
+    event = str(task.fields["question"]).partition("event ")[2].partition(". ")[0]
+
+    def delete(observation: Observation) -> Action:
+        page = observation.messages[-1].content
+        found = re.search(rf"{re.escape(event)} \[(\d+)\]", page) or re.search(r"Delete \[(\d+)\]", page)
+        return Action(calls=(parse_action(f'click("{found[1]}")'),)) if found else Action(content="Done.")
+
+    (episode,) = play(
+        renderer, [task], delete, manager="scripted", manager_calls="always", observe="brief", max_turns=4
+    )  # fmt: skip
+    assert episode.outcome is Outcome.FAILURE
+    assert any("unrequested" in turn.info for turn in episode.turns), "the event is gone"
 
 
 @pytest.mark.parametrize(
@@ -403,6 +420,7 @@ def test_an_error_page_is_left_without_a_model(renderer: Renderer) -> None:
         ({"recovery": "yes"}, "recovery is true or false"),
         ({"cache": True, "fresh": False}, "need fresh=true"),
         ({"cache": 3}, "data/cache/vac.json"),
+        ({"wander": -1}, "wander is a number of links"),
     ],
 )
 def test_wrong_options_are_refused_in_one_sentence(options: dict[str, Any], says: str) -> None:

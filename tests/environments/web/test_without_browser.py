@@ -61,3 +61,14 @@ def test_replies_of_an_untrained_model_are_legal_where_they_must_be(tmp_path: Pa
         turns = [turn for episode in episodes for turn in episode.turns]
         assert len(turns) > len(episodes) == 3
         assert all(turn.action.error is None and turn.response_format is not None for turn in turns)
+
+
+def test_episodes_that_begin_after_random_links_begin_elsewhere_and_can_be_solved() -> None:
+    env = WebWithoutBrowser(observe="brief", prompt="page", text=False, wander=2)
+    titles = set()
+    for seed, task in enumerate(env.tasks("train", 12)):
+        first, last = asyncio.run(play(env, task, seed))
+        titles.add(first[0].messages[-1].content.partition("\n# ")[2].partition("\n")[0])
+        assert first[0] == asyncio.run(env.reset(task, seed)), "by the episode's seed"
+        assert last.success
+    assert len(titles) > 5
