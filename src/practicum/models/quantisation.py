@@ -45,7 +45,7 @@ def _config(name: str, key: str) -> Any:
             f"{key} needs a CUDA GPU (on a CPU bitsandbytes is slower than float32); load the weights as they are."
         )
     if importlib.util.find_spec("bitsandbytes") is None:
-        raise UserError("Quantised weights need bitsandbytes: pip install bitsandbytes.")
+        raise UserError("Quantised weights need bitsandbytes: pip install 'practicum[quantised]'.")
     if name == "int8":
         return transformers.BitsAndBytesConfig(load_in_8bit=True)
     return transformers.BitsAndBytesConfig(
