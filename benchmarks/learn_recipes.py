@@ -20,12 +20,14 @@ import asyncio
 import json
 import shutil
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from parallel_jobs import run_phases
 
+from practicum import registry
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
@@ -36,7 +38,7 @@ from practicum.evaluation.compare import SCORE, compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
 from practicum.models import loader
-from practicum.quickstart import DEMONSTRATIONS, MODEL
+from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS, MODEL
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.training import build, settings
@@ -52,12 +54,14 @@ class SFTPlan:
 
     demonstrations: int
     epochs: int = 30
+    environment_args: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the environment that the demonstrations are of, where they are not the recipe's."""
     checked: int = 100
     check_every: int = 75
 
 
 SFT_PLANS = {
-    "math-tiny": SFTPlan(DEMONSTRATIONS, epochs=100),
+    "math-tiny": SFTPlan(DEMONSTRATIONS, epochs=25, environment_args={"levels": DEMONSTRATION_LEVELS}),
     "search-tiny": SFTPlan(300),
     "code-tiny": SFTPlan(300, checked=50),  # every demonstration needs two sandboxes
 }
@@ -105,7 +109,9 @@ async def make_sft_model(name: str, plan: SFTPlan, config: TrainConfig, out: Pat
     policy = TrainablePolicy(loader.load(MODEL), max_batch=128)
     agent = agent_of(config, components, 1.0)
     engine = ScriptedEngine.of("expert", components.environment, make_format(agent.format), policy.renderer)
-    planned = plan_attempts(components.environment.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
+    arguments = {**config.agent.environment_args, **plan.environment_args}
+    demonstrated = registry.environment_class(config.agent.environment)(**arguments)
+    planned = plan_attempts(demonstrated.tasks("train", plan.demonstrations, 1000 * seed + 1), 1, seed)
     episodes = await run_episodes(planned, components.make_environment, agent, engine, policy.renderer)
     panel = Panel(tuple(components.environment.tasks("val", plan.checked, 1000 * seed)), seed)
 

@@ -2,11 +2,11 @@
 
     python benchmarks/rubric.py [--seeds 0] [--cases learn,more-demonstrations,planted,probes] [--jobs 2]
 
-`learn`: SFT on the expert's dialogues of the training families (the best validation on other families is kept), then
-GRPO by `recipe=rubric`. All policies are evaluated on the same tasks of four families of which no workflow was seen,
-and compared in pairs. `more-demonstrations`: SFT alone on ten times the dialogues. `planted`: training on a judge that
-can be flattered must be stopped by the held-out judge. `probes`: what rubrics that judge nothing earn.
-The other cases (`PLANS`) are `learn` with other settings.
+`learn`: SFT on 30 of the expert's dialogues of the training families until it gets no better (the best validation on
+other families is kept), then GRPO by `recipe=rubric`. All policies are evaluated on the same tasks of four families of
+which no workflow was seen, and compared in pairs. `more-demonstrations`: SFT alone on ten times the dialogues.
+`planted`: training on a judge that can be flattered must be stopped by the held-out judge. `probes`: what rubrics that
+judge nothing earn. The other cases (`PLANS`) are `learn` with other settings.
 
 With `--jobs`, every case and seed is a process of its own on one core; a result that exists is not computed again, so
 that a run that was cut short goes on. Seed 0 has been used to choose the settings.
@@ -66,11 +66,11 @@ BEST_OF, BEST_OF_TASKS = 8, 60
 class Plan:
     """Settings of SFT and RL; the other settings of RL are those of the recipe."""
 
-    demonstrations: int = 800
-    epochs: int = 12
+    demonstrations: int = 30
+    epochs: int = 100
     sft_lr: float = 1e-3
     weight_decay: float = 1.0
-    check_every: int = 150
+    check_every: int = 40
     steps: int = 120
     tasks: int = 240
     keys: tuple[str, ...] = ()
@@ -79,15 +79,11 @@ class Plan:
 MORE = "more-demonstrations"
 PLANS = {
     "learn": Plan(),
-    MORE: Plan(demonstrations=8000, epochs=2, check_every=200, steps=0),
-    "few-demonstrations": Plan(demonstrations=30, epochs=100, check_every=40, steps=120),
-    "few-demonstrations-rate-1e-4": Plan(
-        demonstrations=30, epochs=100, check_every=40, steps=120, keys=("actor_rollout_ref.actor.optim.lr=1e-4",)
-    ),
-    "60-demonstrations-rate-1e-4": Plan(
-        demonstrations=60, epochs=60, check_every=40, steps=120, keys=("actor_rollout_ref.actor.optim.lr=1e-4",)
-    ),
-    "longer-sft": Plan(epochs=24, steps=0),
+    MORE: Plan(demonstrations=300, epochs=20, check_every=75, steps=0),
+    "rate-1e-4": Plan(keys=("actor_rollout_ref.actor.optim.lr=1e-4",)),
+    "60-demonstrations": Plan(demonstrations=60, epochs=60, keys=("actor_rollout_ref.actor.optim.lr=1e-4",)),
+    "800-demonstrations": Plan(demonstrations=800, epochs=12, check_every=150),
+    "longer-sft": Plan(epochs=200, steps=0),
     "little-weight-decay": Plan(weight_decay=0.1, steps=0),
     "reinforce": Plan(keys=("algorithm.adv_estimator=reinforce",)),
     "more-dropout": Plan(keys=("agent.environment_args.criterion_dropout=0.2",)),
@@ -312,7 +308,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--cases", default=f"learn,{MORE},planted,probes", help=f"of {', '.join(CASES)}, or `all`")
     parser.add_argument("--jobs", type=int, default=1, help="processes of one core each (default: 1, this one)")
-    parser.add_argument("--model", default="tiny")
+    parser.add_argument("--model", default="tiny-pretrained")
     parser.add_argument("--small", action="store_true", help="a few updates only: does everything run?")
     parser.add_argument("--out", type=Path, default=Path("runs/rubric"))
     args = parser.parse_args()

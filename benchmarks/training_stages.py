@@ -40,7 +40,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.models import loader
-from practicum.quickstart import DEMONSTRATIONS, LEVELS, MODEL
+from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS, LEVELS, MODEL
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
@@ -68,7 +68,7 @@ class Budget:
     reaches on ten times as many is evaluated beside it."""
 
     demonstrations: int = DEMONSTRATIONS
-    imitation_epochs: int = 100
+    imitation_epochs: int = 25
     ten_times_epochs: int = 10
     imitation_batch: int = 8
     imitation_weight_decay: float = 1.0
@@ -173,7 +173,10 @@ class StageComparison:
         policy = TrainablePolicy(loader.load(MODEL), max_batch=128)
         try:
             engine = ScriptedEngine.of("expert", make_environment(), make_format("hf"), policy.renderer)
-            planned = plan_attempts(tasks("train", demonstrations, self.seed, 1), 1, self.seed)
+            demonstrated = MathEnvironment(levels=DEMONSTRATION_LEVELS).tasks(
+                "train", demonstrations, 1000 * self.seed + 1
+            )
+            planned = plan_attempts(demonstrated, 1, self.seed)
             shown = await run_episodes(planned, make_environment, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
                 num_epochs=epochs, batch_size=self.budget.imitation_batch, gradient_accumulation_steps=1,

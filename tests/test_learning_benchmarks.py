@@ -80,11 +80,11 @@ def test_rl_begins_with_the_sft_that_has_the_best_validation(benchmarks: dict[st
 def test_cases_differ_in_demonstrations_and_settings_of_sft_only(benchmarks: dict[str, ModuleType]) -> None:
     quickstart = benchmarks["quickstart"]
     plans = {case: quickstart.plan_of(7, case) for case in quickstart.CASES}
-    assert {plan.levels for plan in plans.values()} == {(1, 2, 3)}
+    assert {plan.levels for plan in plans.values()} == {(1, 2, 3, 4)}
     assert {str(plan.rl) for plan in plans.values()} == {str(plans["rl"].rl)}
     shown = {case: plan.demonstrations for case, plan in plans.items()}
-    assert (shown.pop("more"), set(shown.values())) == (500, {50})
-    assert [plans[case].sft.num_epochs for case in ("sft", "sft-twice-the-epochs", "more")] == [100, 200, 10]
+    assert (shown.pop("more"), set(shown.values())) == (2000, {200})
+    assert [plans[case].sft.num_epochs for case in ("sft", "sft-twice-the-epochs", "more")] == [25, 50, 10]
     assert [plans[case].sft.weight_decay for case in ("sft", "sft-decay-0.1", "more")] == [1.0, 0.1, 1.0]
 
 

@@ -43,11 +43,13 @@ from practicum.utils.tables import percent, percent_interval
 from practicum.utils.terminal import Progress, duration, sparkline
 
 MODEL = "tiny-pretrained"
-DEMONSTRATIONS = 50
-LEVELS = (1, 2, 3)
-"""Levels (numbers of steps) of the problems of all stages."""
+DEMONSTRATIONS = 200
+LEVELS = (1, 2, 3, 4)
+"""Levels (numbers of steps) of the problems of RL and of the evaluation."""
+DEMONSTRATION_LEVELS = (1, 2) * 24 + (3, 4)
+"""Levels of the demonstrations: mostly easy problems, and few of the hard ones."""
 SFT_SAMPLES = 5000
-"""Demonstrations that SFT sees, over all epochs: 100 epochs of 50."""
+"""Demonstrations that SFT sees, over all epochs: 25 epochs of 200."""
 MIN_EPOCHS = 10
 SFT_VALIDATIONS = 8
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
@@ -63,13 +65,14 @@ STAGE_KEYS = {
 class QuickstartSettings:
     """The sizes and settings of all stages.
 
-    Demonstrations, RL and evaluation are of problems of `levels`; a level that is listed twice has twice as many. The
-    SFT model is the best of its validations on `check_tasks` tasks.
+    RL and evaluation are of problems of `levels`, demonstrations of `demonstration_levels`; a level that is listed
+    twice has twice as many. The SFT model is the best of its validations on `check_tasks` tasks of `levels`.
     """
 
     sft: SFTSettings
     rl: RLSettings
     levels: tuple[int, ...] = LEVELS
+    demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
     demonstrations: int = DEMONSTRATIONS
     panel: int = 400
     check_tasks: int = 120
@@ -111,8 +114,9 @@ class Quickstart:
     def load_model(self) -> loader.LoadedModel:
         return loader.load(MODEL)
 
-    def make_environment(self) -> MathEnvironment:
-        return MathEnvironment(levels=self.plan.levels)
+    def make_environment(self, levels: tuple[int, ...] | None = None) -> MathEnvironment:
+        """The environment with problems of these levels; by default those of RL and of the evaluation."""
+        return MathEnvironment(levels=levels or self.plan.levels)
 
     def agent(self, temperature: float) -> Agent:
         sampling = Sampling(temperature, max_tokens=self.plan.max_tokens)
@@ -120,6 +124,10 @@ class Quickstart:
 
     def tasks(self, split: str, count: int, stream: int) -> list[Task]:
         return list(self.make_environment().tasks(split, count, 1000 * self.seed + stream))
+
+    def demonstration_tasks(self) -> list[Task]:
+        environment = self.make_environment(self.plan.demonstration_levels)
+        return list(environment.tasks("train", self.plan.demonstrations, 1000 * self.seed + 1))
 
     async def run(self) -> dict[str, Any]:
         """Run all stages; returns the summary that is also written to `summary.json`."""
@@ -170,7 +178,7 @@ class Quickstart:
         return self._report(results | {"rl": await self._evaluate("rl")}, curve)
 
     async def _collect_demonstrations(self) -> list[Trajectory]:
-        tasks = self.tasks("train", self.plan.demonstrations, 1)
+        tasks = self.demonstration_tasks()
         agent = self.agent(1.0)
         engine = ScriptedEngine.of("expert", self.make_environment(), make_format(agent.format), self.policy.renderer)
         with self._stage("demonstrations", len(tasks), "episodes") as progress:

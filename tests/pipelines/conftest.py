@@ -15,7 +15,7 @@ from .short_problems import ShortProblems
 class SmallQuickstart(Quickstart):
     """The quickstart on problems of a few words, which the tiny model begins to solve after 90 steps of SFT."""
 
-    def make_environment(self) -> ShortProblems:
+    def make_environment(self, levels: tuple[int, ...] | None = None) -> ShortProblems:
         return ShortProblems()
 
     def load_model(self) -> loader.LoadedModel:

@@ -101,8 +101,8 @@ def test_problems_of_all_stages_have_all_levels_and_differ(tmp_path: Path, monke
         found["evaluation"] = list(quick.panel.tasks)
 
     monkeypatch.setattr(Quickstart, "run_stages", stages)
-    asyncio.run(Quickstart(tmp_path, 0, default_plan(0, demonstrations=12), say=lambda text: None).run())
-    assert all(levels_of(tasks) == {1, 2, 3} for tasks in found.values())
+    asyncio.run(Quickstart(tmp_path, 0, default_plan(0, demonstrations=50), say=lambda text: None).run())
+    assert all(levels_of(tasks) == {1, 2, 3, 4} for tasks in found.values())
     questions = [task.fields["question"] for tasks in found.values() for task in tasks]
     assert len(set(questions)) == len(questions)
 
@@ -113,7 +113,7 @@ def levels_of(tasks: Iterable[Task]) -> set[int]:
 
 def test_more_demonstrations_get_fewer_epochs() -> None:
     few, many = default_plan(0), default_plan(0, 10 * DEMONSTRATIONS)
-    assert (few.sft.num_epochs, many.sft.num_epochs) == (100, 10)
+    assert (few.sft.num_epochs, many.sft.num_epochs) == (25, 10)
     assert few.sft.check_every == planned_steps(DEMONSTRATIONS, few.sft) // 8
 
 

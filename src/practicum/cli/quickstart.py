@@ -18,7 +18,7 @@ def run(argv: list[str]) -> int:
         "--out", type=Path, default=None, help="folder for everything it writes (default: runs/quickstart-SEED)"
     )
     parser.add_argument(
-        "--demonstrations", type=int, default=50, help="demonstrations of the expert for SFT (default: 50)"
+        "--demonstrations", type=int, default=200, help="demonstrations of the expert for SFT (default: 200)"
     )
     parser.add_argument("--sft-only", action="store_true", help="stop after SFT and its evaluation")
     args = parser.parse_args(argv)
