@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import random
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
@@ -24,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from resumable_stages import run_command, run_stages
 
 from practicum.data.run_folder import write_atomic
+from practicum.environments.web.tasks import select_templates
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import read_panel
 from practicum.evaluation.result import EvalResult, read_result
@@ -43,6 +45,8 @@ class Budget:
 
     demonstrations: int = 400
     """Tasks that the expert plays, one episode each."""
+    demonstrated_templates: int = 0
+    """Training templates that the expert's tasks are of, drawn by the seed; 0 for all. GRPO's tasks are of all."""
     bc_epochs: int = 2
     """More of them give more success on the training templates and less on others."""
     bc_batch: int = 16
@@ -77,6 +81,12 @@ def run_commands(stage: Callable[[], Iterator[list[str]]]) -> None:
         run_command(*command)
 
 
+def demonstrated_templates(seed: int, budget: Budget) -> list[str]:
+    """The names of the templates whose tasks the expert plays; empty for all."""
+    names = [template.name for template in select_templates("train", levels=ENVIRONMENT["levels"], text=False)]
+    return sorted(random.Random(seed).sample(names, budget.demonstrated_templates))
+
+
 class Stages:
     """The commands of one run, in one folder."""
 
@@ -99,7 +109,15 @@ class Stages:
     @property
     def play(self) -> list[str]:
         """Flags of whatever plays episodes."""
-        options = [f"{key}={json.dumps(value)}" for key, value in ENVIRONMENT.items()]
+        return self.play_flags(ENVIRONMENT)
+
+    @property
+    def play_demonstrated(self) -> list[str]:
+        """Flags of whatever plays the tasks of the demonstrations."""
+        return self.play_flags(ENVIRONMENT | {"templates": demonstrated_templates(self.seed, self.budget)})
+
+    def play_flags(self, environment: Mapping[str, Any]) -> list[str]:
+        options = [f"{key}={json.dumps(value)}" for key, value in environment.items()]
         flags = [flag for option in options for flag in ("--env-arg", option)]
         return ["--env", self.environment, *flags, "--max-turns", str(self.budget.max_turns),
                 "--max-tokens", str(MAX_TOKENS), "--seed", str(self.seed)]  # fmt: skip
@@ -109,7 +127,7 @@ class Stages:
 
     def collect(self) -> Iterator[list[str]]:
         shown, tasks = self.folder("episodes/shown"), str(self.budget.demonstrations)
-        yield ["collect", *self.play, "--policy", "expert", "--tasks", tasks, "--out", shown]
+        yield ["collect", *self.play_demonstrated, "--policy", "expert", "--tasks", tasks, "--out", shown]
         yield ["export", "--input_dir", shown, "--output_dir", self.folder("data"), "--format", "bc"]
 
     def bc(self) -> Iterator[list[str]]:
@@ -127,8 +145,8 @@ class Stages:
         """Episodes of the BC model on tasks that the expert has played too."""
         budget = self.budget
         yield [
-            "collect", *self.play, "--response-format", RESPONSE_FORMAT, "--policy", self.folder("bc/model"),
-            "--tasks", str(budget.logged_tasks),
+            "collect", *self.play_demonstrated, "--response-format", RESPONSE_FORMAT,
+            "--policy", self.folder("bc/model"), "--tasks", str(budget.logged_tasks),
             "--rollouts_per_task", str(budget.logged_chains), "--temperature", "1",
             "--out", self.folder("episodes/logged"),
         ]  # fmt: skip

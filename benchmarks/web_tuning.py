@@ -30,7 +30,14 @@ VARIANTS: dict[str, list[str]] = {
     "104-demonstrations": ["demonstrations=104", "bc_epochs=4", "grpo_lr=1e-4"],
     "104-demonstrations-8-epochs": ["demonstrations=104", "bc_epochs=8", "grpo_lr=1e-4"],
     "104-demonstrations-wide": ["demonstrations=104", "bc_epochs=4", "grpo_lr=2e-4", "grpo_tasks=24"],
-}
+    "13-templates": ["demonstrated_templates=13", "demonstrations=104", "bc_epochs=6", "grpo_lr=2e-4", "grpo_tasks=24"],
+    "8-templates": ["demonstrated_templates=8", "demonstrations=96", "bc_epochs=6", "grpo_lr=2e-4", "grpo_tasks=24"],
+    "13-templates-12-epochs": ["demonstrated_templates=13", "demonstrations=104", "bc_epochs=12", "grpo_lr=2e-4",
+                               "grpo_tasks=24"],
+    "13-templates-wide": ["demonstrated_templates=13", "demonstrations=104", "bc_epochs=6", "grpo_lr=2e-4",
+                          "grpo_tasks=48", "grpo_steps=24"],
+    "52-demonstrations-wide": ["demonstrations=52", "bc_epochs=12", "grpo_lr=2e-4", "grpo_tasks=24", "grpo_steps=40"],
+}  # fmt: skip
 
 
 def table(out: Path, cases: list[str]) -> Iterator[str]:

@@ -120,11 +120,18 @@ def test_a_task_of_another_version_is_refused() -> None:
         ({"split": "dev"}, "no split 'dev'"),
         ({"split": "train", "sites": ["shoop"]}, "Did you mean 'shop'"),
         ({"split": "train", "levels": [9]}, "levels \\[9\\]"),
+        ({"split": "train", "names": ["shop/ad"]}, "Did you mean 'shop/add'"),
+        ({"split": "test", "names": ["shop/add"]}, "among shop/add"),
     ],
 )
 def test_wrong_selections_are_refused(arguments: dict[str, object], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         select_templates(**arguments)  # type: ignore[arg-type]
+
+
+def test_templates_can_be_named() -> None:
+    environment = WebEnvironment(templates=["shop/add", "mail/archive"])
+    assert {task.fields["template"] for task in environment.tasks("train", 6)} == {"shop/add", "mail/archive"}
 
 
 def test_an_unknown_axis_is_refused() -> None:

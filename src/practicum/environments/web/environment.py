@@ -58,13 +58,13 @@ class WebEnvironment(HierarchyEnvironment):
         self, format: str = "web", observe: str = "axtree", prompt: str = "short", fresh: bool = True,
         screenshots: bool = False, actions: Sequence[str] = DEFAULT_ACTIONS, top_k: int = TOP_K, max_chars: int = 8_000,
         pages: int = MAX_SESSIONS, chromium: str = EXECUTABLE, sites: Sequence[str] = tuple(SITES),
-        levels: Sequence[int] = LEVELS, text: bool = True, vary: Sequence[str] = (),
+        levels: Sequence[int] = LEVELS, text: bool = True, templates: Sequence[str] = (), vary: Sequence[str] = (),
         faults: Mapping[str, float] | None = None, reward: str = "success", manager: str = "none",
         manager_calls: str = "warm", cache: bool | str = False, macros: bool = False, recovery: bool = False,
         element_thoughts: bool = False, wander: int = 0,
     ) -> None:  # fmt: skip
-        """`sites`, `levels` and `text` (tasks that need typing) choose the tasks, `vary` the axes on which pages vary,
-        `faults` the shares of requests that go wrong.
+        """`sites`, `levels`, `text` (tasks that need typing) and `templates` (all, or those named) choose the tasks,
+        `vary` the axes on which pages vary, `faults` the shares of requests that go wrong.
         `reward` is 1 for success, or the progress of each step, or HALO's dense reward. `manager`, `manager_calls`,
         `cache`, `macros` and `recovery` are the parts of HALO's hierarchy that act. With `element_thoughts` the
         expert's replies begin with the line of their element. At most `wander` links are followed at random before the
@@ -75,7 +75,7 @@ class WebEnvironment(HierarchyEnvironment):
             raise UserError(f"web has no reward '{reward}'.{did_you_mean(str(reward), REWARDS)}")
         self.element_thoughts = element_thoughts
         self.sites, self.levels, self.text, self.vary = as_names(sites), tuple(levels), text, as_names(vary)
-        self.reward = reward
+        self.templates, self.reward = as_names(templates), reward
         if not isinstance(wander, int) or wander < 0:
             raise UserError(f"wander is a number of links, 0 or more, not {wander!r}.")
         self.wander = wander
@@ -87,7 +87,7 @@ class WebEnvironment(HierarchyEnvironment):
                 raise UserError(f"The fault '{name}' is a share from 0 to 1, not {share}.")
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:
-        templates = select_templates(split, self.sites, self.levels, self.text)
+        templates = select_templates(split, self.sites, self.levels, self.text, self.templates)
         return make_tasks(templates, count, seed, self.vary)
 
     async def start(self, task: Task, seed: int) -> Start:

@@ -153,13 +153,17 @@ def select_templates(
     sites: Sequence[str] = tuple(SITES),
     levels: Sequence[int] = LEVELS,
     text: bool = True,
+    names: Sequence[str] = (),
 ) -> list[TaskTemplate]:
-    """Return the templates of a split, of some sites and levels, without those that need typing if `text` is False."""
+    """Return the templates of a split, of some sites and levels, without those that need typing if `text` is False.
+    Where `names` are given, only the templates that they name."""
     if split not in SPLITS:
         raise UserError(f"web has no split '{split}'.{did_you_mean(split, SPLITS)}")
     for site in sites:
         if site not in SITES:
             raise UserError(f"web has no site '{site}'.{did_you_mean(str(site), SITES)}")
+    for name in names:
+        find_template(name)
     chosen = [
         template
         for template in templates().values()
@@ -167,9 +171,11 @@ def select_templates(
         and template.site in sites
         and template.level in levels
         and (text or not template.needs_text)
+        and (not names or template.name in names)
     ]
     if not chosen:
-        raise UserError(f"No web template of split {split} has sites {list(sites)} and levels {list(levels)}.")
+        among = f" among {', '.join(names)}" if names else ""
+        raise UserError(f"No web template of split {split}{among} has sites {list(sites)} and levels {list(levels)}.")
     return chosen
 
 
