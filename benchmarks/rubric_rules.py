@@ -15,11 +15,10 @@ import resource
 import time
 from collections.abc import Awaitable, Callable
 
-from practicum.environments.rubric.case import RubricCase, case_of_task
-
 from practicum.environments.rubric.code_rules import CodeRuleRunner
 from practicum.environments.rubric.environment import RubricEnvironment
 from practicum.environments.rubric.probes import code_rule
+from practicum.environments.rubric.rubric_case import RubricCase, case_of_task
 from practicum.environments.rubric.schema import CodeRule, MenuRule
 from practicum.sandbox import base
 

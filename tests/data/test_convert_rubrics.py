@@ -51,6 +51,7 @@ def test_writingbench(tmp_path: Path) -> None:
     rule = rubric.rules[0]
     assert isinstance(rule, JudgeRule)
     assert rule.judge_prompt.splitlines() == ["It is formal.", "1-2 of 10: rude", "9-10 of 10: formal"]
+    assert rule.max_score == 10, "a judge answers in the bands' points"
     with pytest.raises(UserError, match="neither a 'family' nor 'outputs'"):
         asyncio.run(case_of_task(Task("w", "rubric", "test", dict(row))))
 
@@ -65,8 +66,12 @@ def test_biggen(tmp_path: Path) -> None:
     assert row["outputs"] == ["First. Then. After that. At last.", "First. Then. After that.", "First. Then.", "First."]
     case = asyncio.run(case_of_task(Task("b", "rubric", "test", dict(row))))
     assert case.ground_truth.num_rules == 1
-    assert case.held_out_scores == (0.75, 0.25)
+    assert case.held_out_scores == (1.0, 0.75, 0.5, 0.25)
+    assert [rule.max_score for rule in case.ground_truth.rules if isinstance(rule, JudgeRule)] == [5]
     assert case.stakeholder().request().startswith("Is it right? 1 of 5: level 1")
+    of_the_repository = {key: value for key, value in line.items() if key != "id"} | {"instance_idx": 3}
+    (tmp_path / "b.json").write_text(json.dumps([of_the_repository]))
+    assert convert("biggen", tmp_path / "b.json").rows[0]["id"] == "planning_3"
     del line["score_rubric"]
     (tmp_path / "b.json").write_text(json.dumps([line]))
     with pytest.raises(UserError, match="'score_rubric' is missing"):
@@ -75,7 +80,8 @@ def test_biggen(tmp_path: Path) -> None:
 
 PREFERENCES = """
 rules = [
-    WorkflowRubric(name="depth", llm_prompt=("Is it deep? " "Return [0, 8]."), max_score=6.0, run_condition=R.X),
+    WorkflowRubric(name="depth", llm_prompt=("Is it deep? " "Output a numeric score in [0, 6]."), max_score=6.0,
+                   run_condition=RunCondition.ON_COMPLETION),
     WorkflowRubric(name="breadth", llm_prompt="Is it broad?", max_score=2.0),
     WorkflowRubric(name="words", evaluator_function=count_words, max_score=1.0),
 ]
@@ -88,6 +94,10 @@ def create_preferences():
             rubrics=[RubricCriteria(name="late", llm_prompt="Late?")])),
         Preference(name="quality", weight=0.1, evaluator=Evaluator(rubrics=rules)),
     ])
+
+def create_goal_evaluator():
+    goals = [WorkflowRubric(name="filed", llm_prompt="Is it filed? Return true or false.", max_score=20.0)]
+    return Evaluator(name="goal", rubrics=goals)
 """
 WORKFLOW = """
 def create_workflow():
@@ -102,13 +112,19 @@ def test_manager_agent_gym_is_read_and_never_run(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "preferences.py").write_text(PREFERENCES)
     (folder / "workflow.py").write_text(WORKFLOW)
-    (row,) = convert("manager_agent_gym", tmp_path).rows
+    row, goal = convert("manager_agent_gym", tmp_path).rows
     assert row["question"] == "Launch\nLaunch it."
     assert row["left_out"] == 1
     rubric = rubric_of_field(row["rubric"], "x")
     assert {rule.name: rule.weight for rule in rubric.rules} == pytest.approx(
         {"quality: depth": 0.5625, "quality: breadth": 0.1875, "speed: late": 0.25}
     )
+    assert {rule.name: (rule.run_condition.value, rule.max_score) for rule in rubric.rules} == {  # type: ignore[union-attr]
+        "quality: depth": ("on_completion", 6.0), "quality: breadth": ("both", 1.0), "speed: late": ("both", 1.0),
+    }  # fmt: skip
+    assert (goal["id"], goal["question"]) == ("launch: goal", row["question"])
+    (filed,) = rubric_of_field(goal["rubric"], "x").rules
+    assert (filed.name, filed.weight, filed.max_score) == ("goal: filed", 1.0, 1.0)  # type: ignore[union-attr]
     assert [task["dependencies"] for task in row["tasks"]] == [[], ["Plan"]]
     assert row["tasks"][0]["hours"] == 2.0
     with pytest.raises(UserError, match="no folder with workflow.py"):

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import openpyxl
 import pytest
 
+from practicum.environment import Action
+from practicum.environments.rubric.environment import RubricEnvironment
 from practicum.environments.rubric.probes import code_rule
 from practicum.environments.rubric.schema import MenuRule
+from practicum.environments.rubric.stakeholder import NO_VIEW
 from practicum.environments.rubric.workflow_engine import PolicyWorker, Work
 from practicum.errors import UserError
 from practicum.rubric_manager import (
     CommunicationService,
     InitialRubricGenerationPhase,
+    Preference,
     Rubric,
     RubricDecompositionManagerAgent,
     Stakeholder,
@@ -26,10 +31,13 @@ from practicum.rubric_manager import (
     create_rubric_based_scorer,
     load_ground_truth_rubrics,
     load_training_workflows,
+    make_model,
+    make_task_rows,
     train_one_episode,
 )
 from practicum.rubric_manager.episode import FAILED_GENERATION_REWARD, collect_rollout, ground_truth_for
-from practicum.rubric_manager.phase import FAILED, GENERATED
+from practicum.rubric_manager.manager import Decision, ManagerObservation
+from practicum.rubric_manager.phase import FAILED, GENERATED, MAX_TURNS_REACHED
 from tests.scripted_model import ScriptedModel
 
 ASK = '{"action": "ask", "question": "Anything about wording?"}'
@@ -76,6 +84,64 @@ async def test_the_last_turn_must_generate() -> None:
     log = await InitialRubricGenerationPhase(manager, stakeholder, max_turns=3).run(workflow)
     assert log.completion_reason == GENERATED
     assert log.budget_used == 2
+
+
+async def test_a_manager_that_always_asks_is_stopped_by_the_phase() -> None:
+    """The phase itself holds the last turn and the budget, whatever the manager is: such questions get no answer."""
+
+    class Asker:
+        name, max_clarification_budget = "asker", 1
+
+        async def take_action(self, observation: ManagerObservation) -> Decision:
+            return Decision(action="ask", question="What about wording?")
+
+    workflow = load_training_workflows()[0]
+    for budget, max_turns, answered in ((1, 5, 1), (5, 3, 2), (0, 3, 0)):
+        Asker.max_clarification_budget = budget
+        service, truth = CommunicationService(), load_ground_truth_rubrics()[workflow.name]
+        log = await InitialRubricGenerationPhase(Asker(), Stakeholder("c", truth), service, max_turns).run(workflow)
+        assert (log.completion_reason, log.budget_used) == (MAX_TURNS_REACHED, answered)
+        assert [message.kind for message in service.messages].count("answer") == answered
+        assert "had to write the rubric" in log.error
+    with pytest.raises(UserError, match="max_turns of at least 1"):
+        InitialRubricGenerationPhase(Asker(), Stakeholder("c", truth), max_turns=0)
+
+
+async def test_the_literal_call_with_two_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`train_one_episode(workflow, gt_rubric)`: the model is that of the environment's variables."""
+    monkeypatch.setenv("USE_LOCAL_MODELS", "1")
+    monkeypatch.setenv("LOCAL_MODEL_PATH", "tiny")
+    asked: list[str | None] = []
+
+    def scripted(name: str, use_local: bool | None, path: str | None) -> ScriptedModel:
+        asked.append(make_model(name, use_local, path).engine.name)
+        return ScriptedModel(WRITE, generated(truth))
+
+    monkeypatch.setattr("practicum.rubric_manager.manager.make_model", scripted)
+    workflow = load_training_workflows()[0]
+    truth = load_ground_truth_rubrics()[workflow.name]
+    assert await train_one_episode(workflow, truth) == 0.0
+    assert asked == ["local"]
+
+
+async def test_the_default_stakeholder_holds_something_back() -> None:
+    workflow = load_training_workflows()[0]
+    truth = load_ground_truth_rubrics()[workflow.name]
+    model = ScriptedModel(ASK, WRITE, generated(truth))
+    result = await collect_rollout(workflow, truth, RubricDecompositionManagerAgent(model=model))
+    (turn,) = result.log.clarification_turns
+    assert turn.response != NO_VIEW
+    assert turn.response.rstrip(".") not in str(model.asked[0][0]), "it was not in the request"
+
+
+async def test_rewards_over_one_output() -> None:
+    workflow = load_training_workflows()[0]
+    truth = load_ground_truth_rubrics()[workflow.name]
+    manager = RubricDecompositionManagerAgent(model=ScriptedModel(WRITE, generated(truth)))
+    with pytest.raises(UserError, match="compares the scores of several outputs"):
+        await collect_rollout(workflow, truth, manager, reward="agreement")
+    with pytest.raises(UserError, match="Did you mean 'squared'"):
+        await collect_rollout(workflow, truth, manager, reward="sqared")
 
 
 async def test_one_episode_and_its_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,13 +196,114 @@ async def test_own_files(tmp_path: Path) -> None:
     assert (done.hours_spent, done.cost_spent) == (3.0, 10.0)
     assert await create_rubric_based_scorer(rubric)(done) == 1.0
     assert workflow.candidate_output == "", "the workflow itself is as before"
-    note["tasks"] = [{"name": "a", "dependencies": ["a"]}]
+    note["tasks"] = [{"name": "a", "dependencies": ["a"], "output": "note"}]
     (tmp_path / "workflows.json").write_text(json.dumps([note]))
     with pytest.raises(UserError, match="cycle"):
         load_training_workflows(tmp_path / "workflows.json")
     (tmp_path / "rubrics.json").write_text(json.dumps({"note": "be good"}))
     with pytest.raises(UserError, match="is no rule"):
         load_ground_truth_rubrics(tmp_path / "rubrics.json")
+
+
+OWN = {
+    "name": "move",
+    "goal": "Write a note about the move.",
+    "tasks": [
+        {"name": "add", "inputs": "bill", "output": "sums", "form": "csv"},
+        {"name": "write", "dependencies": "add", "inputs": ["bill", "sums"], "output": "note"},
+    ],
+    "resources": [{"name": "bill", "file": "bill.xlsx"}],
+    "deliverable": "note",
+}
+
+
+async def test_own_workflows_with_files_become_tasks_of_the_environment(tmp_path: Path) -> None:
+    """As docs/rubric.md says: workflows and rubrics from files, a workbook as input, workers, then episodes."""
+    WorkflowResource("bill", "xlsx", "item|cost\nvan|90\nboxes|-2.5").save(tmp_path)
+    (tmp_path / "workflows.json").write_text(json.dumps([OWN]))
+    (tmp_path / "rubrics.json").write_text(json.dumps({"move": "total cost 3; mention van 1; words 20 1"}))
+    workflows = load_training_workflows(tmp_path / "workflows.json")
+    rubrics = load_ground_truth_rubrics(str(tmp_path / "rubrics.json"))
+    assert workflows[0].resources["bill"].text == "item|cost\nvan|90\nboxes|-2.5"
+    notes = ("the van costs 87.5", "it costs 87.5", "a van", "no idea", "no idea")
+    workers = [PolicyWorker(ScriptedModel("total|87.5", note), f"worker {n}") for n, note in enumerate(notes)]
+    rows = await make_task_rows(workflows, rubrics, workers, hidden_topics=["length"])
+    (tmp_path / "tasks.json").write_text(json.dumps(rows))
+    environment = RubricEnvironment(files={"test": tmp_path / "tasks.json"}, criterion_dropout=0)
+    (task,) = environment.tasks("test", 5)
+    await environment.reset(task, 0)
+    assert environment.client.request().endswith("More on length.")
+    assert environment.case.outputs == notes[:4], "outputs that are the same count once"
+    answer = await environment.step(Action(content="ask length"))
+    assert "20 words" in answer.observation.messages[0].content
+    step = await environment.step(Action(content="total cost 3; mention van 1; words 20 1"))
+    assert step.success
+    manager = RubricDecompositionManagerAgent(model=ScriptedModel(WRITE, '{"rules": [{"type": "code", "code": "x"}]}'))
+    best = await best_of_n(workflows[0], rubrics["move"], lambda seed: manager, n=1, workers=workers[:1])
+    assert (best.synthetic, best.ground_truth) == (0.0, 1.0)
+    with pytest.raises(UserError, match="n of at least 1"):
+        await best_of_n(workflows[0], rubrics["move"], lambda seed: manager, n=0)
+    with pytest.raises(UserError, match="made 2 different outputs"):
+        await make_task_rows(workflows, rubrics, [workers[0], workers[3]])
+    with pytest.raises(UserError, match="no ground-truth rubric for 'move'"):
+        await make_task_rows(workflows, {}, workers)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"taks": []}, "there is no field 'taks'. Did you mean 'tasks'"),
+        ({"tasks": [{"name": "a", "hour": 2}]}, "tasks.0: there is no field 'hour'. Did you mean 'hours'"),
+        ({"tasks": [{"name": "a", "inputs": ["bil"], "output": "note"}]}, "input 'bil' is no resource"),
+        ({"tasks": [{"name": "a", "output": "note", "form": "pdf"}]}, "there is no form 'pdf'"),
+        ({"tasks": [{"name": "a"}, {"name": "a"}]}, "two tasks have the same name"),
+        ({"deliverable": "nota"}, "no task has the deliverable 'nota' as its output. Did you mean 'note'"),
+        ({"resources": [{"name": "bill"}]}, "either a 'text' or a 'file'"),
+        ({"resources": [{"name": "bill", "file": "bill.pdf"}]}, "convert it into one of these first"),
+        ({"resources": [{"name": "bill", "file": "none.xlsx"}]}, "none.xlsx' cannot be read as a workbook"),
+        ({"resources": [{"name": "bill", "text": "x", "form": "sheet"}]}, "there is no form 'sheet'"),
+        ({"name": ""}, "'name': String should have at least 1 character"),
+    ],
+)
+def test_mistakes_in_files_of_workflows(change: dict[str, object], problem: str, tmp_path: Path) -> None:
+    WorkflowResource("bill", "xlsx", "item|cost\nvan|90").save(tmp_path)
+    (tmp_path / "w.json").write_text(json.dumps({"workflows": [{**OWN, **change}]}))
+    with pytest.raises(UserError) as caught:
+        load_training_workflows(tmp_path / "w.json")
+    assert problem in str(caught.value)
+
+
+def test_mistakes_in_files_of_rubrics(tmp_path: Path) -> None:
+    for value, problem in (
+        ([{"name": "x"}], "row 0"),
+        (3, "list of rubrics"),
+        ({"x": {"rules": []}}, "'x' is not valid"),
+    ):
+        (tmp_path / "r.json").write_text(json.dumps(value))
+        with pytest.raises(UserError, match=problem):
+            load_ground_truth_rubrics(tmp_path / "r.json")
+    (tmp_path / "w.json").write_text(json.dumps([{"name": "a"}, {"name": "a"}]))
+    with pytest.raises(UserError, match="two workflows named 'a'"):
+        load_training_workflows(tmp_path / "w.json")
+
+
+async def test_workers_and_assignments_are_checked() -> None:
+    with pytest.raises(UserError, match="at least one worker"):
+        WorkflowEngine([])
+    worker = PolicyWorker(ScriptedModel("x"), "ann")
+    with pytest.raises(UserError, match="Did you mean 'ann'"):
+        WorkflowEngine([worker], {"write": "anne"})
+    with pytest.raises(UserError, match="has no task 'wrote'. Did you mean 'write'"):
+        await WorkflowEngine([worker], {"wrote": "ann"}).run(Workflow("w", "g", {"write": WorkflowTask("write")}))
+
+
+async def test_rubrics_of_the_same_name_keep_their_scores() -> None:
+    done = Workflow("w", "g", {"a": WorkflowTask("a", output="x")}, {"x": WorkflowResource("x", "document", "a van")})
+    rubrics = [Rubric(rules=(MenuRule(kind="mention", parameter=word),)) for word in ("van", "car")]
+    preferences = [Preference(rubrics[0], 3), Preference(rubrics[1], 1)]
+    result = await ValidationEngine().evaluate_timestep(done, preferences=preferences)
+    assert dict(result.preference_scores) == {"rubric": 1.0, "rubric (2)": 0.0}
+    assert result.weighted_preference_total == 0.75
 
 
 async def test_a_worker_that_fails_fails_its_task_and_what_depends_on_it() -> None:
@@ -152,6 +319,25 @@ async def test_a_worker_that_fails_fails_its_task_and_what_depends_on_it() -> No
     assert not done.is_complete
     result = await ValidationEngine().evaluate_timestep(done, [Rubric(rules=(MenuRule(kind="complete"),))])
     assert result.weighted_preference_total == 0.0
+
+
+def test_real_tables_as_users_have_them(tmp_path: Path) -> None:
+    """Ids with leading zeros, negative numbers, formulas as text, cells with | and line breaks, several sheets."""
+    text = "id|cost|note\n007|-2.5|=1+1\n1.50|3|a\x07b"
+    path = WorkflowResource("t", "xlsx", text).save(tmp_path)
+    assert WorkflowResource.read(path).text == "id|cost|note\n007|-2.5|=1+1\n1.50|3|ab"
+    book = openpyxl.load_workbook(path)
+    assert [cell.value for cell in book.active[2]] == ["007", -2.5, "=1+1"]
+    assert [cell.data_type for cell in book.active[2]] == ["s", "n", "s"], "a formula of a worker is not run"
+    book.create_sheet("more").append(["x|y", "two\nlines"])
+    book.save(path)
+    assert WorkflowResource.read(path).text.endswith("ab\n# more\nx/y|two lines")
+    assert WorkflowResource.read(path).text.startswith("# Sheet\nid|cost")
+    (tmp_path / "t.csv").write_bytes('\ufeffname,note\n"a|b","one\ntwo"\n'.encode())
+    assert WorkflowResource.read(tmp_path / "t.csv").text == "name|note\na/b|one two"
+    (tmp_path / "bad.xlsx").write_bytes(b"no workbook")
+    with pytest.raises(UserError, match="cannot be read as a workbook"):
+        WorkflowResource.read(tmp_path / "bad.xlsx")
 
 
 @pytest.mark.parametrize("form", ["csv", "xlsx", "document", "code"])

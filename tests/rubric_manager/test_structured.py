@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from pydantic import BaseModel
 
-from practicum.environment import Usage
+from practicum.environment import Message, Usage
 from practicum.environments.rubric.manager_prompt import extract_json
 from practicum.errors import UserError
-from practicum.rubric_manager import StructuredOutputError, generate_structured
-from practicum.rubric_manager.structured import make_model
+from practicum.rubric_manager import GeneratedRubric, StructuredOutputError, generate_structured
+from practicum.rubric_manager.manager import Decision
+from practicum.rubric_manager.structured import make_model, response_format, schema_prompt, with_temperature
 from tests.scripted_model import ScriptedModel
 
 
@@ -47,6 +50,36 @@ async def test_invalid_output_is_tried_again_with_another_seed_and_then_a_typed_
     with pytest.raises(StructuredOutputError, match="no valid City after 2 tries") as caught:
         await generate_structured("", "Name one.", City, model=ScriptedModel("no", "still no"), max_tries=2)
     assert caught.value.text == "still no"
+    assert caught.value.usage == Usage(20, 6), "the tries that failed count too"
+
+
+async def test_the_temperature_is_that_of_the_call() -> None:
+    model = make_model("gpt-4o", url="http://127.0.0.1:9/v1")
+    assert with_temperature(model, 0.3).sampling.temperature == 0.3
+    assert with_temperature(model, 0.3).engine is model.engine
+    local = make_model(use_local=True, model_path="tiny", max_tokens=12)
+    texts = []
+    for temperature in (0.0, 0.0, 5.0):
+        with pytest.raises(StructuredOutputError) as caught:
+            await generate_structured("", "Name one.", City, temperature, seed=1, model=local, max_tries=1)
+        texts.append(caught.value.text)
+        assert caught.value.usage.completion_tokens == 12
+    assert texts[0] == texts[1] != texts[2]
+    with pytest.raises(UserError, match="leave temperature out"):
+        await generate_structured("", "Name one.", City, 0.3, model=ScriptedModel("{}"))
+    with pytest.raises(UserError, match="leave one out"):
+        await generate_structured("", "Name one.", City, model=local, use_local=True)
+    await local.engine.close()
+
+
+async def test_replies_of_a_local_model_have_the_form_of_a_rubric() -> None:
+    """Constrained decoding: a model from random weights writes a rubric that only its length can spoil."""
+    local = make_model(use_local=True, model_path="tiny", max_tokens=60)
+    reply = await local.reply(schema_prompt("", "Write.", Decision), response_format=response_format(Decision), seed=1)
+    assert reply.text.startswith("{")
+    rubric = await local.reply([Message("user", "Write.")], response_format=response_format(GeneratedRubric), seed=1)
+    assert re.match(r'\{ ?"(rationale|rubric_id|rules)"', rubric.text)
+    await local.engine.close()
 
 
 def test_models_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

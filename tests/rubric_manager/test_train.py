@@ -26,6 +26,9 @@ def metrics(reward: float, valid: float = 1.0) -> dict[str, float]:
 
 def test_the_line_of_an_episode() -> None:
     assert episode_line(metrics(-0.13)) == "Synthetic: 0.720, GT: 0.850, Reward: -0.130"
+    assert episode_line(metrics(-1.2, valid=0.0)) == "Synthetic: none, GT: none, Reward: -1.200"
+    half = metrics(-0.6, 0.5) | {"reward_part/synthetic/mean": 0.3, "reward_part/ground_truth/mean": 0.4}
+    assert episode_line(half) == "Synthetic: 0.600, GT: 0.800, Reward: -0.600", "over the valid ones"
 
 
 def test_the_check_after_ten_episodes() -> None:
@@ -87,7 +90,7 @@ def test_the_papers_loop_stops_where_rubrics_are_not_valid(tmp_path: Path, capsy
     with pytest.raises(UserError, match="Only 0 % of the first 10 rubrics are valid"):
         asyncio.run(main(keys))
     lines = capsys.readouterr().out.splitlines()
-    assert sum(line.startswith("Synthetic: 0.000, GT: 0.000, Reward: -1.200") for line in lines) == 10
+    assert sum(line.startswith("Synthetic: none, GT: none, Reward: -1.200") for line in lines) == 10
 
 
 def test_the_papers_loop_does_not_begin_where_rubrics_are_not_valid(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from practicum.errors import UserError
 
 SENTENCE_END = re.compile(r"(?<=[.!?\n])\s+")
 KEPT_SHARES = (1.0, 0.75, 0.5, 0.25)
+RUN_CONDITIONS = ("each_timestep", "on_completion", "both")
 RUBRIC_CALLS = ("WorkflowRubric", "RubricCriteria")
 """Names of manager_agent_gym's class of a criterion, in its older and its newer form."""
 
@@ -80,7 +81,7 @@ def writingbench(row: Mapping[str, Any], index: int) -> Row:
     for criterion in list_field(row, "checklist"):
         bands = [f"{band} of 10: {text}" for band, text in criterion.items() if re.fullmatch(r"\d+-\d+", str(band))]
         prompt = "\n".join([text_field(criterion, "criteria_description"), *bands])
-        rules.append(judge_rule(text_field(criterion, "name"), prompt, 1.0))
+        rules.append(judge_rule(text_field(criterion, "name"), prompt, 1.0, max_score=10))
     if not rules:
         raise InvalidRow("'checklist' has no criteria")
     more = {key: row[key] for key in ("domain1", "domain2", "lang") if key in row}
@@ -94,46 +95,65 @@ def biggen(row: Mapping[str, Any], index: int) -> Row:
     scale = field_of(row, "score_rubric")
     levels = [f"{level} of 5: {text_field(scale, f'score{level}_description')}" for level in range(1, 6)]
     prompt = "\n".join([text_field(scale, "criteria"), *levels])
-    name = str(row.get("id", f"biggen-{index}"))
-    rule = judge_rule(str(row.get("task", "criterion")), prompt, 1.0, expectation=text_field(row, "reference_answer"))
+    # Its repository has a file per task, with `task` and `instance_idx`; the data set on the hub has `id`.
+    own = "_".join(str(row[key]) for key in ("task", "instance_idx") if key in row) if "instance_idx" in row else ""
+    name = str(row.get("id") or own or f"biggen-{index}")
+    reference = text_field(row, "reference_answer")
+    rule = judge_rule(str(row.get("task", "criterion")), prompt, 1.0, expectation=reference, max_score=5)
     system = str(row.get("system_prompt") or "").strip()
     question = "\n\n".join(part for part in (system, text_field(row, "input").strip()) if part)
-    outputs = degraded_outputs(text_field(row, "reference_answer"))
+    outputs = degraded_outputs(reference)
     return {"id": name, "question": question, "rubric": {"name": name, "rules": [rule]}, **outputs}
 
 
 def manager_agent_gym(folder: Path) -> Converted:
     """manager_agent_gym: folders with `workflow.py` and `preferences.py`, which are read and never run.
 
-    Criteria that are Python functions over its own workflow objects are left out and counted (`left_out`).
+    The preferences of a folder are one row, each of its other evaluators (of the goal's achievement) another. Criteria
+    that are Python functions over its own workflow objects are left out and counted (`left_out`).
     """
     files = sorted(folder.rglob("preference*.py")) if folder.is_dir() else []
-    rows = [_gym_row(path) for path in files if (path.parent / "workflow.py").is_file()]
+    rows = [row for path in files if (path.parent / "workflow.py").is_file() for row in _gym_rows(path)]
     if not rows:
         raise UserError(f"'{folder}' has no folder with workflow.py and preferences.py of manager_agent_gym.")
     return Converted([row for row in rows if row["rubric"]["rules"]])
 
 
-def _gym_row(path: Path) -> Row:
+def _gym_rows(path: Path) -> list[Row]:
     preferences, workflow = (_parse(file) for file in (path, path.parent / "workflow.py"))
     lists = _criteria_lists(preferences)
+    title, goal = _gym_goal(workflow, path.parent.name)
+    common = {"question": f"{title}\n{goal}".strip(), "tasks": _gym_tasks(workflow)}
+    weighted, alone = list(_gym_preferences(preferences, lists)), list(_gym_evaluators(preferences, lists))
+    rubrics = [(path.parent.name, weighted), *((f"{path.parent.name}: {one[0]}", [one]) for one in alone)]
+    rows = []
+    for name, parts in rubrics:
+        rules, left_out = _gym_rules(parts)
+        rubric = {"name": title if name == path.parent.name else name, "rules": rules}
+        rows.append({"id": name, **common, "rubric": rubric, "left_out": left_out})
+    return rows
+
+
+def _gym_rules(parts: Sequence[tuple[str, float, list[dict[str, Any]]]]) -> tuple[list[Row], int]:
+    """The judge rules of preferences or evaluators, and how many of their criteria are Python functions."""
     rules, left_out = [], 0
-    for name, weight, criteria in _gym_preferences(preferences, lists):
+    for name, weight, criteria in parts:
         judged = [criterion for criterion in criteria if isinstance(criterion.get("llm_prompt"), str)]
         left_out += len(criteria) - len(judged)
-        total = math.fsum(float(criterion.get("max_score", 1.0)) for criterion in judged) or 1.0
+        total = math.fsum(_max_score(criterion) for criterion in judged) or 1.0
         for criterion in judged:
-            share = weight * float(criterion.get("max_score", 1.0)) / total
+            prompt, points = " ".join(criterion["llm_prompt"].split()), _max_score(criterion)
+            # Some questions ask for points of the criterion's own scale, others for true or false.
+            scale = points if re.search(rf"\b0\s*(?:,|-|–|to)\s*{points:g}\b", prompt) else 1.0
+            more = {"run_condition": criterion["run_condition"]} if "run_condition" in criterion else {}
             label = f"{name}: {criterion.get('name', '')}"
-            rules.append(judge_rule(label, " ".join(criterion["llm_prompt"].split()), share))
-    title, goal = _gym_goal(workflow, path.parent.name)
-    return {
-        "id": path.parent.name,
-        "question": f"{title}\n{goal}".strip(),
-        "rubric": {"name": title, "rules": rules},
-        "tasks": _gym_tasks(workflow),
-        "left_out": left_out,
-    }
+            rules.append(judge_rule(label, prompt, weight * points / total, max_score=scale, **more))
+    return rules, left_out
+
+
+def _max_score(criterion: Mapping[str, Any]) -> float:
+    value = criterion.get("max_score")
+    return float(value) if isinstance(value, int | float) and value > 0 else 1.0
 
 
 def _parse(path: Path) -> ast.Module:
@@ -172,7 +192,31 @@ def _criteria_lists(module: ast.Module) -> dict[str, list[dict[str, Any]]]:
 
 def _criteria(node: ast.List) -> list[dict[str, Any]]:
     calls = [call for call in node.elts if isinstance(call, ast.Call) and _name_of(call.func) in RUBRIC_CALLS]
-    return [{name: _literal(value) for name, value in _arguments(call).items()} for call in calls]
+    return [_criterion(_arguments(call)) for call in calls]
+
+
+def _criterion(arguments: Mapping[str, ast.expr]) -> dict[str, Any]:
+    criterion = {name: _literal(value) for name, value in arguments.items() if name != "run_condition"}
+    condition = _name_of(arguments["run_condition"]).lower() if "run_condition" in arguments else ""
+    return {**criterion, "run_condition": condition} if condition in RUN_CONDITIONS else criterion
+
+
+def _evaluator_criteria(call: ast.Call, lists: Mapping[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    arguments = _arguments(call)
+    rubrics = arguments.get("rubrics") or arguments.get("criteria")
+    return _criteria(rubrics) if isinstance(rubrics, ast.List) else lists.get(_name_of(rubrics or call), [])
+
+
+def _gym_evaluators(
+    module: ast.Module, lists: Mapping[str, list[dict[str, Any]]]
+) -> Iterator[tuple[str, float, list[dict[str, Any]]]]:
+    """The evaluators that belong to no preference."""
+    calls = [node for node in ast.walk(module) if isinstance(node, ast.Call)]
+    owned = {id(_arguments(call).get("evaluator")) for call in calls if _name_of(call.func) == "Preference"}
+    for call in calls:
+        name = _literal(_arguments(call).get("name"))
+        if _name_of(call.func) == "Evaluator" and id(call) not in owned and isinstance(name, str):
+            yield name, 1.0, _evaluator_criteria(call, lists)
 
 
 def _gym_preferences(
@@ -188,8 +232,7 @@ def _gym_preferences(
         if not isinstance(name, str) or name in seen or not isinstance(evaluator, ast.Call):
             continue
         seen.add(name)
-        rubrics = _arguments(evaluator).get("rubrics") or _arguments(evaluator).get("criteria")
-        criteria = _criteria(rubrics) if isinstance(rubrics, ast.List) else lists.get(_name_of(rubrics or call), [])
+        criteria = _evaluator_criteria(evaluator, lists)
         weight = _literal(arguments.get("weight"))
         yield name, float(weight) if isinstance(weight, int | float) else 1.0, criteria
 

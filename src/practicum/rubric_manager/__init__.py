@@ -17,7 +17,8 @@ from practicum.rubric_manager.episode import (
 )
 from practicum.rubric_manager.manager import RubricDecompositionManagerAgent
 from practicum.rubric_manager.phase import InitialRubricGenerationPhase
-from practicum.rubric_manager.structured import StructuredOutputError, generate_structured
+from practicum.rubric_manager.structured import StructuredOutputError, generate_structured, make_model
+from practicum.rubric_manager.task_rows import make_task_rows
 
 __all__ = [
     "CodeRule",
@@ -47,5 +48,7 @@ __all__ = [
     "ground_truth_for",
     "load_ground_truth_rubrics",
     "load_training_workflows",
+    "make_model",
+    "make_task_rows",
     "train_one_episode",
 ]

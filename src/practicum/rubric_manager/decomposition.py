@@ -31,7 +31,7 @@ async def decompose_preference_to_evaluator(
     *,
     model: ChatModel | str | None = None,
     seed: int | None = None,
-    temperature: float = 1.0,
+    temperature: float | None = None,
     name: str = "generated",
 ) -> tuple[Rubric, Usage]:
     """Return an executable rubric for a preference in words, and the tokens that it took."""

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from practicum.environments.rubric.families.catalogue import FAMILIES
 from practicum.environments.rubric.instances import Instance, canonical_instance, workers_for
-from practicum.environments.rubric.rewards import REWARDS, RubricComparison, coverage_of
-from practicum.environments.rubric.rubric_case import rubric_of_field
+from practicum.environments.rubric.rewards import RubricComparison, coverage_of, reward_named
 from practicum.environments.rubric.schema import Rubric
-from practicum.environments.rubric.stakeholder import Stakeholder
+from practicum.environments.rubric.stakeholder import Stakeholder, topic_of
 from practicum.environments.rubric.validation import ValidationEngine
-from practicum.environments.rubric.workflow import Workflow, WorkflowResource, WorkflowTask
+from practicum.environments.rubric.workflow import Workflow
 from practicum.environments.rubric.workflow_engine import WorkflowEngine, WorkflowWorker
 from practicum.errors import UserError, did_you_mean
+from practicum.rubric_manager.manager import RubricDecompositionManagerAgent
 from practicum.rubric_manager.phase import InitialRubricGenerationPhase, Manager, PreExecutionLog
+from practicum.rubric_manager.workflow_files import read_rubrics, read_workflows
 
 FAILED_GENERATION_REWARD = -10.0
 TYPICAL_QUALITY = 0.7
+MAX_HIDDEN_TOPICS = 2
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,21 @@ def canonical_instances() -> list[Instance]:
     return [canonical_instance(family, name) for family in FAMILIES.values() for name in family.rubrics]
 
 
-def load_training_workflows(path: Path | None = None, split: str | None = "train") -> list[Workflow]:
+def load_training_workflows(path: Path | str | None = None, split: str | None = "train") -> list[Workflow]:
     """Return workflows: those that the hand-written rubrics are for (of one split, or all), or those of a JSON file."""
     if path is not None:
-        return [workflow_of(row) for row in _rows(path)]
+        return read_workflows(Path(path))
     return [instance.workflow for instance in canonical_instances() if split is None or instance.family.split == split]
 
 
-def load_ground_truth_rubrics(path: Path | None = None) -> dict[str, Rubric]:
+def load_ground_truth_rubrics(path: Path | str | None = None) -> dict[str, Rubric]:
     """Return ground-truth rubrics by the name of their workflow: the hand-written ones, or those of a JSON file.
 
     The file is a list of {"name": ..., "rubric": ...} or a mapping from names to rubrics.
     """
     if path is None:
         return {instance.workflow.name: instance.preferences for instance in canonical_instances()}
-    value = _json(path)
-    rows = value.items() if isinstance(value, Mapping) else [(row.get("name"), row.get("rubric")) for row in value]
-    return {str(name): rubric_of_field(rubric, str(name)) for name, rubric in rows}
+    return read_rubrics(Path(path))
 
 
 def ground_truth_for(workflow: Workflow, rubrics: Mapping[str, Rubric]) -> Rubric:
@@ -71,51 +69,11 @@ def ground_truth_for(workflow: Workflow, rubrics: Mapping[str, Rubric]) -> Rubri
     return rubric
 
 
-def _json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{path}' cannot be read as JSON: {error}.") from None
-
-
-def _rows(path: Path) -> list[Mapping[str, Any]]:
-    value = _json(path)
-    rows = value.get("workflows") if isinstance(value, Mapping) else value
-    if not isinstance(rows, list) or not all(isinstance(row, Mapping) and "name" in row for row in rows):
-        raise UserError(f"'{path}' must be a list of workflows, each with a 'name'.")
-    return rows
-
-
-def workflow_of(row: Mapping[str, Any]) -> Workflow:
-    """Return a workflow from JSON: `name`, `goal`, `tasks`, `resources` (name, form, text), `deliverable`."""
-    known = {"name", "description", "dependencies", "inputs", "output", "form", "hours", "cost"}
-    tasks = {}
-    for task in row.get("tasks", ()):
-        unknown = set(task) - known
-        if unknown or "name" not in task:
-            raise UserError(f"Workflow '{row['name']}': a task has a 'name' and none of {sorted(unknown)}.")
-        values: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in task.items()
-        }
-        tasks[str(task["name"])] = WorkflowTask(**values)
-    resources = {
-        str(entry["name"]): WorkflowResource(str(entry["name"]), str(entry.get("form", "document")), str(entry["text"]))
-        for entry in row.get("resources", ())
-    }
-    return Workflow(
-        str(row["name"]),
-        str(row.get("goal", row["name"])),
-        tasks,
-        resources,
-        str(row.get("deliverable", "")),
-        metadata=dict(row.get("metadata", {})),
-        seed=int(row.get("seed", 0)),
-    )
-
-
 def default_stakeholder(workflow: Workflow, gt_rubric: Rubric) -> Stakeholder:
-    """Return the stakeholder who holds the ground truth."""
-    return Stakeholder(f"{workflow.name} stakeholder", gt_rubric, seed=workflow.seed)
+    """Return the stakeholder who holds the ground truth and speaks about up to two of its topics only when asked."""
+    topics = list(dict.fromkeys(filter(None, map(topic_of, gt_rubric.all_rules))))
+    hidden = topics[1:][-MAX_HIDDEN_TOPICS:]
+    return Stakeholder(f"{workflow.name} stakeholder", gt_rubric, hidden, seed=workflow.seed)
 
 
 def default_workers(workflow: Workflow) -> Sequence[WorkflowWorker]:
@@ -129,14 +87,18 @@ def default_workers(workflow: Workflow) -> Sequence[WorkflowWorker]:
 async def train_one_episode(
     workflow: Workflow,
     gt_rubric: Rubric,
-    manager: Manager,
+    manager: Manager | None = None,
     stakeholder: Stakeholder | None = None,
     workers: Sequence[WorkflowWorker] | None = None,
     engine: ValidationEngine | None = None,
     reward: str = "l1",
     max_turns: int = 3,
 ) -> float:
-    """Run one episode and return its reward; a line with both scores is printed. `collect_rollout` returns more."""
+    """Run one episode and return its reward; a line with both scores is printed. `collect_rollout` returns more.
+
+    Without a manager it is `RubricDecompositionManagerAgent()`, whose model the environment's variables name; pass one
+    for several episodes, so that a local model is loaded once. No weight is changed: that is `practicum train`.
+    """
     result = await collect_rollout(workflow, gt_rubric, manager, stakeholder, workers, engine, reward, max_turns)
     print(result.line)
     return result.reward
@@ -145,7 +107,7 @@ async def train_one_episode(
 async def collect_rollout(
     workflow: Workflow,
     gt_rubric: Rubric,
-    manager: Manager,
+    manager: Manager | None = None,
     stakeholder: Stakeholder | None = None,
     workers: Sequence[WorkflowWorker] | None = None,
     engine: ValidationEngine | None = None,
@@ -153,6 +115,8 @@ async def collect_rollout(
     max_turns: int = 3,
 ) -> EpisodeResult:
     """Run the dialogue, the work, both evaluations of the same output, and compute the reward."""
+    compute = reward_named(reward, num_outputs=1)
+    manager = manager or RubricDecompositionManagerAgent()
     person = stakeholder or default_stakeholder(workflow, gt_rubric)
     scoring = engine or ValidationEngine(seed=42)
     log = await InitialRubricGenerationPhase(manager, person, max_turns=max_turns).run(workflow)
@@ -167,7 +131,7 @@ async def collect_rollout(
     compared = RubricComparison(
         [synthetic], [truth], rubric.num_rules, len(log.clarification_turns), coverage_of(rubric, gt_rubric)
     )
-    return EpisodeResult(synthetic, truth, REWARDS[reward](compared).total, log)
+    return EpisodeResult(synthetic, truth, compute(compared).total, log)
 
 
 async def best_of_n(
@@ -177,12 +141,20 @@ async def best_of_n(
     n: int = 10,
     seed: int = 42,
     reward: str = "l1",
+    workers: Sequence[WorkflowWorker] | None = None,
+    engine: ValidationEngine | None = None,
+    max_turns: int = 3,
 ) -> EpisodeResult:
     """Return the best of n episodes by their reward; `make_manager` gets a seed of its own for each.
 
     Every episode has a copy of the workflow, so that none sees what the manager of another one did.
     """
+    if n < 1:
+        raise UserError(f"best_of_n needs n of at least 1, got {n}.")
     results = [
-        await collect_rollout(workflow.copy(), gt_rubric, make_manager(seed + i), reward=reward) for i in range(n)
+        await collect_rollout(
+            workflow.copy(), gt_rubric, make_manager(seed + i), None, workers, engine, reward, max_turns
+        )
+        for i in range(n)
     ]
     return max(results, key=lambda result: result.reward)

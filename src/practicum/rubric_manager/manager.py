@@ -12,7 +12,7 @@ from practicum.environment import ChatModel, Usage
 from practicum.environments.rubric.schema import Rubric
 from practicum.environments.rubric.workflow import Workflow, WorkflowMessage
 from practicum.rubric_manager.decomposition import decompose_preference_to_evaluator
-from practicum.rubric_manager.structured import generate_structured, make_model
+from practicum.rubric_manager.structured import StructuredOutputError, generate_structured, make_model
 
 MAX_CLARIFICATION_BUDGET = 5
 SYSTEM = (
@@ -50,23 +50,33 @@ class ManagerObservation:
 
 @dataclass
 class RubricDecompositionManagerAgent:
-    """A manager that speaks by a model: one given, a server's by name, or with `use_local` one that is loaded here."""
+    """A manager that speaks by a model: one given, a server's by name, or with `use_local` one that is loaded here.
+
+    `use_local` None follows USE_LOCAL_MODELS, `model_path` None LOCAL_MODEL_PATH.
+    """
 
     model: ChatModel | None = None
     model_name: str = "gpt-4o"
-    use_local: bool = False
+    use_local: bool | None = None
     model_path: str | None = None
     max_clarification_budget: int = MAX_CLARIFICATION_BUDGET
     seed: int = 42
     name: str = "manager"
     usage: list[Usage] = field(default_factory=list)
-    """Tokens of every call."""
+    """Tokens of every call, of those without a valid reply too."""
 
     def __post_init__(self) -> None:
         self.chat_model: ChatModel = self.model or make_model(self.model_name, self.use_local, self.model_path)
 
     async def take_action(self, observation: ManagerObservation) -> Decision | Rubric:
         """Return a question or the rubric; where a rubric is due, the model is not asked for a decision."""
+        try:
+            return await self._act(observation)
+        except StructuredOutputError as error:
+            self.usage.append(error.usage)
+            raise
+
+    async def _act(self, observation: ManagerObservation) -> Decision | Rubric:
         if not observation.must_generate:
             decision, usage = await generate_structured(
                 SYSTEM, observation.text(), Decision, seed=self.seed, return_usage=True, model=self.chat_model

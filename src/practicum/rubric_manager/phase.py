@@ -9,10 +9,12 @@ from typing import Protocol
 from practicum.environments.rubric.schema import Rubric
 from practicum.environments.rubric.stakeholder import Stakeholder
 from practicum.environments.rubric.workflow import CommunicationService, ManagerAction, Workflow
+from practicum.errors import UserError
 from practicum.rubric_manager.manager import Decision, ManagerObservation
 from practicum.rubric_manager.structured import StructuredOutputError
 
-GENERATED, MAX_TURNS_REACHED, FAILED = "all_rubrics_generated", "max_turns_reached", "generation_failed"
+GENERATED, FAILED = "all_rubrics_generated", "generation_failed"
+MAX_TURNS_REACHED = "max_turns_reached"
 
 
 class Manager(Protocol):
@@ -48,7 +50,10 @@ class PreExecutionLog:
 
 
 class InitialRubricGenerationPhase:
-    """At most `max_turns` turns: each asks one question or writes the rubric; the last must write it."""
+    """At most `max_turns` turns: each asks one question or writes the rubric.
+
+    The last turn, and any turn without clarification budget, must write it; a question is not answered then.
+    """
 
     def __init__(
         self,
@@ -57,6 +62,8 @@ class InitialRubricGenerationPhase:
         communication_service: CommunicationService | None = None,
         max_turns: int = 3,
     ) -> None:
+        if max_turns < 1:
+            raise UserError(f"The phase needs max_turns of at least 1, got {max_turns}.")
         self.manager, self.stakeholder, self.max_turns = manager, stakeholder, max_turns
         self.communication_service = communication_service or CommunicationService()
 
@@ -75,6 +82,12 @@ class InitialRubricGenerationPhase:
                 break
             if isinstance(action, Rubric):
                 self._keep(workflow, action, log, turn)
+                break
+            if seen.must_generate:
+                log.completion_reason, log.error = (
+                    MAX_TURNS_REACHED,
+                    "the manager asked where it had to write the rubric",
+                )
                 break
             await self._ask(workflow, action.question, log, turn)
         return log

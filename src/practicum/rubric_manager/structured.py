@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -30,11 +31,11 @@ TRUE = ("1", "true", "yes")
 
 
 class StructuredOutputError(Exception):
-    """A model did not reply with a valid value after all tries; `text` is its last reply."""
+    """A model did not reply with a valid value after all tries; `text` is its last reply, `usage` that of all tries."""
 
-    def __init__(self, message: str, text: str) -> None:
+    def __init__(self, message: str, text: str, usage: Usage | None = None) -> None:
         super().__init__(message)
-        self.text = text
+        self.text, self.usage = text, usage or Usage(0, 0)
 
 
 def make_model(
@@ -86,7 +87,7 @@ async def generate_structured(
     system_prompt: str,
     user_prompt: str,
     response_type: type[Response],
-    temperature: float = 1.0,
+    temperature: float | None = None,
     seed: int | None = None,
     return_usage: bool = False,
     *,
@@ -97,21 +98,33 @@ async def generate_structured(
 ) -> Any:
     """Return a value of `response_type` written by a model; with `return_usage` the value and the tokens used.
 
-    `model` is a policy, or a name (see `make_model`); `temperature` is for models by name, a policy has its own. A
-    reply that is not valid is tried again with other random numbers; then it is a `StructuredOutputError`.
+    `model` is a policy, or a name (see `make_model`; a local one is loaded for this call, so make it once for several).
+    `temperature` None is the policy's own, or 1 for a model by name. A reply that is not valid is tried again with
+    other random numbers; then it is a `StructuredOutputError`.
     """
-    own = None if model is not None and not isinstance(model, str) else model
-    asked: ChatModel = (
-        make_model(own, use_local, model_path, temperature=temperature)
-        if model is None or isinstance(model, str)
-        else model
-    )
+    if model is None or isinstance(model, str):
+        asked: ChatModel = make_model(
+            model, use_local, model_path, temperature=1.0 if temperature is None else temperature
+        )
+    elif use_local or model_path:
+        raise UserError("generate_structured was given a policy as model, and use_local or model_path; leave one out.")
+    else:
+        asked = model if temperature is None else with_temperature(model, temperature)
     try:
         value, usage = await _ask(asked, system_prompt, user_prompt, response_type, seed, max_tries)
     finally:
-        if isinstance(asked, Policy) and asked is not model:
+        if isinstance(asked, Policy) and (model is None or isinstance(model, str)):
             await asked.engine.close()
     return (value, usage) if return_usage else value
+
+
+def with_temperature(model: ChatModel, temperature: float) -> Policy:
+    """Return a policy that samples at another temperature, on the same engine."""
+    if not isinstance(model, Policy):
+        raise UserError(
+            f"A {type(model).__name__} has a temperature of its own, which cannot be set; leave temperature out."
+        )
+    return replace(model, sampling=replace(model.sampling, temperature=temperature))
 
 
 async def _ask(
@@ -134,5 +147,7 @@ async def _ask(
             first = error.errors()[0]
             problem = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
     raise StructuredOutputError(
-        f"the model's reply is no valid {response_type.__name__} after {tries} tries ({problem[:200]})", text
+        f"the model's reply is no valid {response_type.__name__} after {tries} tries ({problem[:200]})",
+        text,
+        Usage(prompt_tokens, completion_tokens, cached_tokens),
     )

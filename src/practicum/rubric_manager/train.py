@@ -25,9 +25,11 @@ MIN_VALIDITY = 0.5
 
 
 def episode_line(metrics: Mapping[str, float]) -> str:
-    """Return the line of a step from its metrics: means over its episodes."""
+    """Return the line of a step from its metrics: scores are means over its episodes with a valid rubric."""
+    valid = metrics.get("reward_part/valid/mean", 0.0)  # metrics of parts count other episodes as zeros
     values = [metrics.get(f"reward_part/{name}/mean", 0.0) for name in ("synthetic", "ground_truth")]
-    return f"Synthetic: {values[0]:.3f}, GT: {values[1]:.3f}, Reward: {metrics.get('reward/mean', 0.0):.3f}"
+    said = [f"{value / valid:.3f}" if valid > 0 else "none" for value in values]
+    return f"Synthetic: {said[0]}, GT: {said[1]}, Reward: {metrics.get('reward/mean', 0.0):.3f}"
 
 
 class EpisodeCheck:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import statistics
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 
 from practicum.agent import Agent
 from practicum.chat.renderer import Renderer
 from practicum.engines.scripted import ScriptedEngine
-from practicum.environment import Action, ScriptedPolicy, Step
+from practicum.environment import Action, Message, Reply, ScriptedPolicy, Step
 from practicum.environments.rubric.environment import RubricEnvironment
 from practicum.environments.rubric.families.catalogue import FAMILIES
 from practicum.environments.rubric.instances import QUALITIES, canonical_instance, make_instance, make_outputs
 from practicum.environments.rubric.probes import dropped_criteria
 from practicum.environments.rubric.rewards import REWARDS
 from practicum.environments.rubric.rubric_case import case_of_task
-from practicum.environments.rubric.stakeholder import NO_VIEW, Stakeholder
+from practicum.environments.rubric.stakeholder import NO_VIEW, Stakeholder, asked_topic
 from practicum.environments.rubric.validation import ValidationEngine
 from practicum.errors import JudgeError, UserError
 from practicum.models import loader
@@ -191,7 +194,10 @@ async def test_own_workflows_and_rubrics() -> None:
     assert environment.client.request() == Stakeholder("client", environment.case.ground_truth).request()
     step = await environment.step(Action(content="mention van 1"))
     assert step.success
-    assert step.components["verifier"] == 0.0, "the held-out outputs are equally bad"
+    assert step.components["verifier"] == pytest.approx(1.0), "of all scores, however few there are"
+    three = {**fields, "outputs": ["a van", "a car", "no"], "scores": [1, 0, 0]}
+    await environment.reset(Task("own", "rubric", "test", three), 0)
+    assert (await environment.step(Action(content="mention van 1"))).components["verifier"] == pytest.approx(1.0)
     await environment.reset(
         Task("own", "rubric", "test", {key: fields[key] for key in ("question", "rubric", "outputs")}), 0
     )
@@ -199,6 +205,11 @@ async def test_own_workflows_and_rubrics() -> None:
     assert "verifier" not in step.components
     with pytest.raises(UserError, match="at least 3"):
         await case_of_task(Task("few", "rubric", "test", {**fields, "outputs": ["a"]}))
+    with pytest.raises(UserError, match="4 outputs and 2 scores"):
+        await case_of_task(Task("few", "rubric", "test", {**fields, "scores": [1, 0]}))
+    wrong = {"rules": [{"type": "menu", "kind": "mention", "parameter": "van"}, {"type": "code"}]}
+    with pytest.raises(UserError, match=r"The rubric of 'bad' is not valid: rules.1.code.code: Field required"):
+        await case_of_task(Task("bad", "rubric", "test", {**fields, "rubric": wrong}))
     with pytest.raises(UserError, match="is no rule"):
         await case_of_task(Task("bad", "rubric", "test", {**fields, "rubric": "be good"}))
     with pytest.raises(UserError, match="form=short"):
@@ -213,6 +224,84 @@ def test_wrong_options(options: dict[str, object]) -> None:
         RubricEnvironment(**options)  # type: ignore[arg-type]
 
 
+OWN = {"question": "Write a note.", "outputs": ["a", "b", "c"]}
+
+
+async def test_criteria_of_an_own_task_are_dropped_anew_in_every_epoch() -> None:
+    """A generated task is one of thousands; an own one comes again, and would never train on what it dropped once."""
+    words = ("van", "car", "bus", "red")
+    rubric = {"rules": [{"type": "menu", "kind": "mention", "parameter": word} for word in words]}
+    outputs = [" ".join(words[: n + 1]) for n in range(4)]
+    task = Task("own", "rubric", "train", {"question": "Write.", "rubric": rubric, "outputs": outputs})
+    environment = RubricEnvironment(criterion_dropout=0.5)
+
+    async def reward(seed: int) -> float:
+        await environment.reset(task, seed)
+        return (await environment.step(Action(content="mention car 1; mention red 1"))).reward
+
+    rewards = [await reward(seed) for seed in range(12)]
+    assert len({round(value, 6) for value in rewards}) > 1
+    assert rewards == [await reward(seed) for seed in range(12)], "attempts at a task share the seed"
+
+
+async def test_judge_rules_where_there_is_no_judge() -> None:
+    """They are not offered, one that is written costs itself alone, and a ground truth needs a judge."""
+    environment = RubricEnvironment(form="json")
+    task = environment.tasks("test", 1)[0]
+    observation = await environment.reset(task, 0)
+    assert "llm_judge" not in observation.messages[0].content
+    step = await environment.step(Action(content=JUDGED_RUBRIC))
+    assert (step.terminated, step.info["failed_rules"]) == (True, 1.0)
+    assert step.info["rule_errors"] == "polite: there is no judge"
+    environment = RubricEnvironment(form="json", judge=True)
+    environment.models = {"judge": ScriptedModel("high")}
+    assert "llm_judge" in (await environment.reset(task, 0)).messages[0].content
+    rubric = {"rules": [{"type": "llm_judge", "judge_prompt": "Is it polite?"}]}
+    with pytest.raises(UserError, match="--role judge=MODEL"):
+        await RubricEnvironment().reset(Task("judged", "rubric", "test", {**OWN, "rubric": rubric}), 0)
+
+
+async def test_a_rule_that_fails_on_one_output_only_is_reported() -> None:
+    environment = RubricEnvironment(form="json")
+    await environment.reset(environment.tasks("test", 1)[0], 0)
+    last = environment.case.outputs[-1]
+    code = f"def evaluate(a, b):\n    if b == {last!r}: raise ValueError('no')\n    return 1.0"
+    rubric = {"action": "generate", "rubric": {"rules": [{"type": "code", "name": "odd", "code": code}]}}
+    info = (await environment.step(Action(content=json.dumps(rubric)))).info
+    assert (info["failed_rules"], info["rule_errors"]) == (1.0, "odd: ValueError: no")
+
+
+async def test_compound_criteria_are_reported_apart() -> None:
+    prompts = {"Is it polite?": "0.5", "Is it polite and short?": "0.75", "Is it warm? Is it brief?": "1"}
+    rules = [{"type": "llm_judge", "name": str(n), "judge_prompt": prompt} for n, prompt in enumerate(prompts)]
+
+    class Judge(ScriptedModel):
+        async def reply(self, messages: Sequence[Message], **options: Any) -> Reply:
+            criterion = messages[-1].content.splitlines()[0].removeprefix("Criterion: ")
+            return await ScriptedModel(prompts[criterion]).reply(messages, **options)
+
+    environment = RubricEnvironment(form="json", judge=True)
+    environment.models = {"judge": Judge()}
+    await environment.reset(environment.tasks("test", 1)[0], 0)
+    info = (await environment.step(Action(content=json.dumps({"rubric": {"rules": rules}})))).info
+    assert (info["compound_rules"], info["compound_granted"], info["single_granted"]) == (2.0, 0.875, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("question", "topic"),
+    [
+        ("Anything on wording or structure?", "wording"),
+        ("How long may the report be?", "length"),
+        ("Which headings do you need?", "structure"),
+        ("Should totals be stated?", "figures"),
+        ("Are there terms to avoid?", "wording"),
+        ("What is your favourite colour?", ""),
+    ],
+)
+def test_the_topic_of_a_question_in_free_text(question: str, topic: str) -> None:
+    assert asked_topic(question) == topic
+
+
 async def test_a_model_may_speak_for_the_stakeholder() -> None:
     environment = RubricEnvironment(stakeholder="policy")
     assert environment.model_names() == ("stakeholder",)
@@ -220,3 +309,5 @@ async def test_a_model_may_speak_for_the_stakeholder() -> None:
     await environment.reset(environment.tasks("test", 1)[0], 0)
     step = await environment.step(Action(content="ask length"))
     assert step.observation.messages[0].content == "Keep it short, please.\n2 turns left"
+    step = await environment.step(Action(content="ask length"))
+    assert step.observation.messages[0].content == f"{NO_VIEW}\n1 turn left: write", "each question is answered once"

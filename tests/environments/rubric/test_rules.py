@@ -281,6 +281,16 @@ def test_answers_of_judges(answer: object, score: float) -> None:
     assert read_score(answer).score == score
 
 
+async def test_a_judge_may_have_a_scale_of_its_own() -> None:
+    """Published criteria ask for points of ten or of five; a seven would otherwise be a full score."""
+    rule = JudgeRule(judge_prompt="Points from 0 to 10?", max_score=10)
+    judge = ScriptedModel('{"score": 7}')
+    (result,) = await ValidationEngine(judge=judge).score_outputs(Rubric(rules=(rule,)), "in", ["out"])
+    assert result.aggregated_score == pytest.approx(0.7)
+    assert "Score from 0 (nothing of it holds) to 10" in judge.asked[0][0][0].content
+    assert read_score("12", 10).score == 1.0
+
+
 def test_answers_that_are_no_scores() -> None:
     for answer in (None, "fine", float("nan"), {"reasoning": "x"}):
         assert read_score(answer).error

@@ -66,6 +66,17 @@ def test_run_conditions() -> None:
     assert rubric.total([1.0, 0.0]) == 0.5
 
 
+def test_a_stage_without_a_rule_at_this_cadence_neither_passes_nor_fails() -> None:
+    late = Stage(
+        name="late", rules=(rule(1, RunCondition.ON_COMPLETION),), max_points=2, min_score_to_pass=0.6,
+        on_failure_action=FailureAction.ZERO_CATEGORY,
+    )  # fmt: skip
+    rubric = Rubric(stages=(late, Stage(name="rest", rules=(rule(),), max_points=8)))
+    assert rubric.total([0.0, 0.5], RunCondition.EACH_TIMESTEP) == 0.5
+    assert rubric.total([0.0, 0.5], RunCondition.ON_COMPLETION) == 0.0
+    assert Rubric(stages=(late,)).total([1.0], RunCondition.EACH_TIMESTEP) == 0.0
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -84,8 +95,13 @@ def test_what_is_no_rubric(fields: dict[str, object]) -> None:
 
 
 def test_compound_criteria_are_found() -> None:
-    assert is_compound(JudgeRule(judge_prompt="Is it short and polite?"))
-    assert not is_compound(JudgeRule(judge_prompt="Is it short?"))
+    for text in (
+        "Is it short and polite?", "Is it short? Is it polite?", "(a) It is short, (b) it is polite.",
+        "It is short; it is polite.", "It is short as well as polite.",
+    ):  # fmt: skip
+        assert is_compound(JudgeRule(judge_prompt=text)), text
+    for text in ("Is it short?", "Is the standard met, as agreed?"):
+        assert not is_compound(JudgeRule(judge_prompt=text)), text
 
 
 def test_the_menu_form_reads_what_it_writes() -> None:

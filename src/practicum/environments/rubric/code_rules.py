@@ -97,8 +97,8 @@ def scores_of(result: RunResult, count: int) -> list[RuleScore]:
 
 
 def _score(value: object) -> RuleScore:
-    if isinstance(value, str):
-        return RuleScore(0.0, value[:200])
+    if isinstance(value, str):  # of a program that may have written characters that cannot be stored
+        return RuleScore(0.0, value[:200].encode("utf-8", "replace").decode())
     if not isinstance(value, int | float) or not math.isfinite(value):
         return RuleScore(0.0, NOT_FINITE)
     return RuleScore(min(1.0, max(0.0, float(value))))

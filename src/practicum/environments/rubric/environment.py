@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,10 +35,10 @@ from practicum.environments.rubric.rewards import (
     spearman,
 )
 from practicum.environments.rubric.rubric_case import RubricCase, case_of_task
-from practicum.environments.rubric.schema import MAX_GENERATED_RULES, Rubric, is_compound
+from practicum.environments.rubric.schema import MAX_GENERATED_RULES, JudgeRule, Rubric, is_compound
 from practicum.environments.rubric.stakeholder import Stakeholder
 from practicum.environments.rubric.tasks import ENVIRONMENT, generated_tasks
-from practicum.environments.rubric.validation import ValidationEngine
+from practicum.environments.rubric.validation import RubricResult, ValidationEngine
 from practicum.errors import UserError, did_you_mean
 from practicum.task import Task
 
@@ -45,6 +46,7 @@ STAKEHOLDER, JUDGE = "stakeholder", "judge"
 FLATTERED = "flattered"
 SUCCESS_ALIGNMENT = 0.8
 """Rank and score agreement from which a rubric counts as right."""
+MAX_REPORTED_ERRORS = 5
 INVALID_MARGIN = 0.2
 """How much less than the lowest reward of a valid rubric an episode without one earns."""
 
@@ -93,7 +95,9 @@ class RubricEnvironment(Environment):
         self.criterion_dropout, self.stakeholder_kind, self.has_judge = criterion_dropout, stakeholder, judge
         self.families = (families,) if isinstance(families, str) else tuple(families)
         self.files = dict(files or {})
-        self.engine = ValidationEngine(code_rules=shared_runner("generated"))
+        # The prompt offers no judge rules where there is no judge; a manager that writes one all the same has a rule
+        # that fails, and not an episode that is never scored.
+        self.engine = ValidationEngine(code_rules=shared_runner("generated"), needs_judge=False)
         self.ground_truth_engine = ValidationEngine(code_rules=shared_runner("ground truth"))
 
     def model_names(self) -> tuple[str, ...]:
@@ -113,17 +117,26 @@ class RubricEnvironment(Environment):
         return generated_tasks(split, count, seed, self.levels, self.families)
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        """Begin with the stakeholder's request. Everything is decided by the task, so the seed has no effect."""
+        """Begin with the stakeholder's request.
+
+        The seed decides which criteria are dropped from an own task, which comes again in every epoch; of a generated
+        task the task decides it.
+        """
         self.task = task
         self.case: RubricCase = await case_of_task(task)
         short = self.form == SHORT
         if short and self.case.legend is None:
             raise UserError(f"Task '{task.id}' has no plan of its work, which form=short needs; use form=menu or json.")
+        if not self.has_judge and any(isinstance(rule, JudgeRule) for rule in self.case.ground_truth.all_rules):
+            raise UserError(
+                f"The ground truth of task '{task.id}' has judge rules; set judge=true and name the judge's model "
+                "(--env-arg judge=true --role judge=MODEL)."
+            )
         self.client: Stakeholder = self.case.stakeholder(self.models.get(STAKEHOLDER), short)
         self.engine.judge = self.ground_truth_engine.judge = self.models.get(JUDGE)
-        self.num_turns = self.num_questions = 0
+        self.seed, self.num_turns, self.num_questions = seed, 0, 0
         goal = self.case.kind_of_work if short else self.case.goal
-        prompt = prompt_of(self.form, goal, self.client.request(), self.max_turns)
+        prompt = prompt_of(self.form, goal, self.client.request(), self.max_turns, self.has_judge)
         return Observation((Message("user", prompt),))
 
     async def step(self, action: Action) -> Step:
@@ -167,7 +180,8 @@ class RubricEnvironment(Environment):
         case = self.case
         trained = case.ground_truth
         if self.task.split == "train" and self.criterion_dropout:
-            trained = dropped_criteria(trained, self.criterion_dropout, self.task.hash)
+            key = self.task.hash if case.is_generated else f"{self.task.hash}/{self.seed}"
+            trained = dropped_criteria(trained, self.criterion_dropout, key)
         texts = [*case.outputs, *case.held_out_outputs]
         results = await self.engine.score_outputs(rubric, case.task_input, texts)
         scores = [result.aggregated_score for result in results]
@@ -190,8 +204,7 @@ class RubricEnvironment(Environment):
             "valid": 1.0,
             "questions": float(self.num_questions),
             "num_rules": float(rubric.num_rules),
-            "compound_rules": float(sum(map(is_compound, rubric.all_rules))),
-            "failed_rules": float(sum(bool(c.error) for c in results[0].criteria)),
+            **rule_figures(rubric, results),
             "spearman": rank,
             "agreement": agreement,
             "l1": l1(synthetic, full),
@@ -243,3 +256,27 @@ class RubricEnvironment(Environment):
         names = ("constant", "keywords", "opposite")
         replies = [probe_reply(name, task, 0, 1, 1, self.form) for name in names]
         return [*([Action(content=reply)] for reply in replies), [Action(content="ask wording")] * self.max_turns]
+
+
+def rule_figures(rubric: Rubric, results: Sequence[RubricResult]) -> dict[str, Any]:
+    """Return figures of a rubric's rules: those that failed on any output, with their errors, and the compound ones.
+
+    What the judge grants to compound rules and to others is told apart: more for the compound ones is a sign that it
+    grants them when only a part holds.
+    """
+    by_rule = list(zip(*(result.criteria for result in results), strict=True))
+    errors = [next((f"{one.name}: {one.error}" for one in scored if one.error), "") for scored in by_rule]
+    failed = [error for error in errors if error]
+    compound = [is_compound(rule) for rule in rubric.all_rules]
+    figures: dict[str, Any] = {"compound_rules": float(sum(compound)), "failed_rules": float(len(failed))}
+    if failed:
+        figures["rule_errors"] = "; ".join(failed[:MAX_REPORTED_ERRORS])
+    for name, wanted in (("compound_granted", True), ("single_granted", False)):
+        granted = [
+            statistics.fmean(one.score for one in scored)
+            for scored, rule, is_one in zip(by_rule, rubric.all_rules, compound, strict=True)
+            if isinstance(rule, JudgeRule) and is_one == wanted
+        ]
+        if granted:
+            figures[name] = statistics.fmean(granted)
+    return figures

@@ -19,10 +19,12 @@ JSON_INSTRUCTIONS = (
     "may first ask the client questions, one per turn; each costs a little. Reply with JSON only: either "
     '{"action": "ask", "question": TEXT} or {"action": "generate", "rubric": {"rationale": TEXT, "rules": [...]}}. '
     'A rule is {"type": "code", "name": TEXT, "description": TEXT, "weight": NUMBER, "code": TEXT}, where the code '
-    "defines evaluate(task_input: str, candidate_output: str) -> float from 0 to 1 with Python's standard library, or "
-    '{"type": "llm_judge", "name": TEXT, "description": TEXT, "weight": NUMBER, "judge_prompt": TEXT}. Tables have | '
-    "between cells."
+    "defines evaluate(task_input: str, candidate_output: str) -> float from 0 to 1 with Python's standard library"
 )
+JUDGE_INSTRUCTIONS = (
+    ', or {"type": "llm_judge", "name": TEXT, "description": TEXT, "weight": NUMBER, "judge_prompt": TEXT}'
+)
+TABLES = "Tables have | between cells."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +38,11 @@ def turns_text(left: int) -> str:
     return "1 turn left: write" if left == 1 else f"{left} turns left"
 
 
-def prompt_of(form: str, goal: str, request: str, turns: int) -> str:
-    """Return the first prompt."""
+def prompt_of(form: str, goal: str, request: str, turns: int, has_judge: bool = False) -> str:
+    """Return the first prompt; judge rules are offered where there is a judge."""
     if form == JSON:
-        return f"{JSON_INSTRUCTIONS}\n\nWork: {goal}\nClient: {request}\n{_json_turns(turns)}"
+        instructions = f"{JSON_INSTRUCTIONS}{JUDGE_INSTRUCTIONS if has_judge else ''}. {TABLES}"
+        return f"{instructions}\n\nWork: {goal}\nClient: {request}\n{_json_turns(turns)}"
     if form == SHORT:
         return f"{goal}\n{request}\n{turns}"
     return f"{goal}\n{request}\n{turns_text(turns)}"

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from practicum.environments.rubric.schema import Rubric, rule_label
+from practicum.errors import UserError, did_you_mean
 
 MIN_RULES, MAX_RULES = 2, 8
 QUESTION_COST = 0.05
@@ -208,4 +209,17 @@ def compute_reward(
     """Return the reward of a name for two scores, or for the scores of several outputs."""
     first = [synthetic] if isinstance(synthetic, int | float) else list(synthetic)
     second = [ground_truth] if isinstance(ground_truth, int | float) else list(ground_truth)
-    return REWARDS[name](RubricComparison(first, second, num_rules, num_questions, coverage)).total
+    comparison = RubricComparison(first, second, num_rules, num_questions, coverage)
+    return reward_named(name, len(first))(comparison).total
+
+
+def reward_named(name: str, num_outputs: int) -> Callable[[RubricComparison], RubricReward]:
+    """Return a reward by its name, for scores of so many outputs."""
+    if name not in REWARDS:
+        raise UserError(f"There is no reward '{name}'.{did_you_mean(name, REWARDS)}")
+    if name not in SCALAR_REWARDS and num_outputs < 2:
+        raise UserError(
+            f"The reward '{name}' compares the scores of several outputs, and there is {num_outputs}; use one of "
+            f"{', '.join(SCALAR_REWARDS)}, or the environment `rubric`, which has eight."
+        )
+    return REWARDS[name]

@@ -1,7 +1,7 @@
 """A case: everything that an episode of the environment `rubric` is about, made from its task.
 
-A task is a generated instance (`family`, `number`, `level`) or brings its own workflow, ground truth and outputs
-(`workflow`, `rubric`, `outputs`).
+A task is a generated instance (`family`, `number`, `level`) or brings its own question, ground truth and outputs
+(`question`, `rubric`, `outputs`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class RubricCase:
     outputs: tuple[str, ...]
     held_out_outputs: tuple[str, ...]
     held_out_scores: tuple[float, ...]
-    """The stakeholder's true utility of the held-out outputs."""
+    """The stakeholder's true utility of the held-out outputs, which no rubric is trained on. An own task has no outputs
+    to spare: they are the same ones, with the scores that it brings."""
     exemplar: str = ""
     seed: int = 0
     stakeholder_name: str = "client"
@@ -57,6 +58,10 @@ class RubricCase:
     """The form of the deliverable, which is all that the short form says of the work."""
     legend: Legend | None = None
     """What the letters of the short form stand for; only generated workflows have one."""
+
+    @property
+    def is_generated(self) -> bool:
+        return self.legend is not None
 
     def stakeholder(self, model: ChatModel | None = None, short: bool = False) -> Stakeholder:
         """Return the stakeholder of one episode; `short`: it speaks the short form."""
@@ -146,7 +151,8 @@ def _own_case(task: Task) -> RubricCase:
             f"Task '{task.id}' has {len(outputs)} outputs; give at least {MIN_OUTPUTS} of different quality."
         )
     scores = [float(score) for score in fields.get("scores", ())]
-    held_out = outputs[1::2] if scores else []
+    if scores and len(scores) != len(outputs):
+        raise UserError(f"Task '{task.id}' has {len(outputs)} outputs and {len(scores)} scores; give one per output.")
     return RubricCase(
         str(fields.get("name", task.id)),
         str(fields.get("goal_text", fields.get("question", task.id))),
@@ -154,8 +160,8 @@ def _own_case(task: Task) -> RubricCase:
         rubric_of_field(fields.get("rubric"), task.id),
         tuple(fields.get("hidden_topics", ())),
         tuple(outputs),
-        tuple(held_out),
-        tuple(scores[1::2]),
+        tuple(outputs) if scores else (),
+        tuple(scores),
         str(fields.get("exemplar", "")),
     )
 
@@ -170,7 +176,9 @@ def rubric_of_field(value: object, name: str) -> Rubric:
     except UnreadableReply as error:
         raise UserError(f"The rubric of '{name}' cannot be read: {error}.") from None
     except ValidationError as error:
-        raise UserError(f"The rubric of '{name}' is not valid: {error.errors()[0]['msg']}.") from None
+        first = error.errors()[0]
+        place = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise UserError(f"The rubric of '{name}' is not valid: {place}{first['msg']}.") from None
     raise UserError(f"'{name}' has no rubric; give it in the menu form or as JSON.")
 
 

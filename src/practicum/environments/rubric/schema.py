@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
@@ -19,6 +20,8 @@ MAX_RULES = 5000
 """Rules of a rubric; a tree of PaperBench has several hundred leaves."""
 MAX_GENERATED_RULES = 40
 MAX_CODE_CHARACTERS = 20_000
+COMPOUND = re.compile(r"\b(?:and|as well as|both)\b|;|\((?:b|ii|2)\)", re.IGNORECASE)
+"""Signs of a question that asks for several things at once."""
 
 
 class RunCondition(enum.StrEnum):
@@ -89,6 +92,8 @@ class JudgeRule(_Rule):
     type: Literal["llm_judge"] = "llm_judge"
     judge_prompt: str = Field(min_length=1, max_length=8000)
     expectation: str | None = None
+    max_score: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """The judge's highest score, where the question has a scale of its own; the rule's score is the share of it."""
 
 
 class MenuRule(_Rule):
@@ -165,26 +170,36 @@ class Rubric(_Strict):
         return len(self.all_rules)
 
     def total(self, scores: Sequence[float], cadence: RunCondition | None = None, ignore_gates: bool = False) -> float:
-        """Return the rubric's score in [0, 1] from the scores of `all_rules`, in order."""
+        """Return the rubric's score in [0, 1] from the scores of `all_rules`, in order.
+
+        Of a staged rubric, stages without a rule at this cadence are left out: they neither pass nor fail.
+        """
         if not self.stages:
             chosen = [i for i, rule in enumerate(self.rules) if rule.run_condition.runs_at(cadence)]
             return self.aggregation.apply([scores[i] for i in chosen], [self.rules[i].weight for i in chosen])
         return self._staged_total(scores, cadence, ignore_gates)
 
     def _staged_total(self, scores: Sequence[float], cadence: RunCondition | None, ignore_gates: bool) -> float:
-        points, first, maximum = 0.0, 0, math.fsum(stage.max_points for stage in self.stages)
+        points, first, maximum = 0.0, 0, 0.0
+        stopped = False
         for stage in self.stages:
             own = scores[first : first + len(stage.rules)]
             first += len(stage.rules)
+            if not any(rule.run_condition.runs_at(cadence) for rule in stage.rules):
+                continue
+            maximum += stage.max_points
+            if stopped:
+                continue
             weights = [rule.weight if rule.run_condition.runs_at(cadence) else 0.0 for rule in stage.rules]
             share = self.aggregation.apply(own, weights)
             failed = stage.is_required and share < stage.min_score_to_pass and not ignore_gates
             if failed and stage.on_failure_action is FailureAction.ZERO_CATEGORY:
                 return stage.on_failure_score
             if failed and stage.on_failure_action is FailureAction.SKIP_REMAINING:
-                break  # the failed stage's own points are not added either
+                stopped = True  # the failed stage's own points are not added either
+                continue
             points += share * stage.max_points
-        return points / maximum
+        return points / maximum if maximum else 0.0
 
 
 class GeneratedRubric(_Strict):
@@ -214,7 +229,6 @@ def rule_label(rule: CodeRule | JudgeRule | MenuRule) -> str:
 
 def is_compound(rule: CodeRule | JudgeRule | MenuRule) -> bool:
     """Whether a judge rule asks for several things at once, which a judge may grant when only half of them hold."""
-    if not isinstance(rule, JudgeRule):
-        return False
-    words = rule.judge_prompt.lower().replace(",", " , ").split()
-    return sum(word in ("and", ",", "as", ";") for word in words) >= 1 and "and" in words
+    return isinstance(rule, JudgeRule) and (
+        COMPOUND.search(rule.judge_prompt) is not None or rule.judge_prompt.count("?") > 1
+    )

@@ -6,6 +6,7 @@ topic, each once. A model may speak for it instead, given the same preferences a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from practicum.environment import ChatModel, Message
@@ -32,6 +33,13 @@ PHRASES: Mapping[str, tuple[str, str]] = {
     "words": ("at most {} words is {}", "staying under {} words is {}"),
     "lines": ("at most {} lines is {}", "staying under {} lines is {}"),
 }
+TOPIC_WORDS: Mapping[str, tuple[str, ...]] = {
+    "structure": ("structure", "section", "heading", "column", "function", "docstring", "layout", "parts"),
+    "figures": ("figures", "total", "sum", "number", "sort", "order", "row", "item", "gap", "complete", "missing"),
+    "wording": ("wording", "word choice", "phrase", "term", "mention", "name", "avoid", "say", "tone", "language"),
+    "length": ("length", "long", "short", "brief", "how many words", "how many lines", "limit", "size"),
+}
+"""What a question in free text is recognised by; each topic's own name is the first."""
 MAX_STATED_RULES = 20
 MAX_PHRASE_CHARACTERS = 400
 NO_VIEW = "no more on that."
@@ -44,6 +52,20 @@ SYSTEM = (
 def topic_of(rule: CodeRule | JudgeRule | MenuRule) -> str:
     """Return what a rule is about; only rules of the menu have a topic, others are never held back."""
     return RULE_KINDS[rule.kind].topic if isinstance(rule, MenuRule) else ""
+
+
+def asked_topic(question: str) -> str:
+    """Return the topic that a question is about, "" for none: the first that it names, else the first word of one."""
+    text = question.lower()
+    named = {topic: text.find(topic) for topic in TOPICS if topic in text}
+    if named:
+        return min(named, key=named.__getitem__)
+    hits = {
+        topic: match.start()
+        for topic, words in TOPIC_WORDS.items()
+        if (match := re.search(rf"\b(?:{'|'.join(words)})", text)) is not None
+    }
+    return min(hits, key=hits.__getitem__) if hits else ""
 
 
 def phrase(rule: MenuRule, random: SeededRandom) -> str:
@@ -102,8 +124,11 @@ class Stakeholder:
     async def answer(self, question: str) -> str:
         """Answer a question: a model in character, or the script, which looks for a topic in it."""
         if self.model is None:
-            topic = next((topic for topic in TOPICS if topic in question.lower()), "")
-            return self.scripted_answer(topic)
+            return self.scripted_answer(asked_topic(question))
+        asked = " ".join(question.lower().split())
+        if asked in self.answered:
+            return NO_VIEW
+        self.answered.add(asked)
         wishes = "\n".join(self._phrase(rule) for rule in self._rules())
         system = f"{SYSTEM}Preferences:\n{wishes}\nWork as you would like it:\n{self.exemplar}"
         reply = await self.model.reply([Message("system", system), Message("user", question)], seed=self.seed)

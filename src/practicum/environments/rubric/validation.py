@@ -13,6 +13,8 @@ from practicum.environments.rubric.rule_kinds import RULE_KINDS
 from practicum.environments.rubric.schema import CodeRule, JudgeRule, MenuRule, Rubric, RunCondition, rule_label
 from practicum.environments.rubric.workflow import ManagerAction, Workflow, WorkflowMessage
 
+NO_JUDGE = "there is no judge"
+
 
 @dataclass(frozen=True, slots=True)
 class CriterionResult:
@@ -60,6 +62,7 @@ class EvaluationResult:
     preference_results: tuple[RubricResult, ...] = ()
     weighted_preference_total: float = 0.0
     preference_scores: Mapping[str, float] = field(default_factory=dict)
+    """Scores by the rubric's name, with a number behind a name that occurs again."""
 
     @property
     def errors(self) -> tuple[str, ...]:
@@ -70,10 +73,17 @@ class ValidationEngine:
     """Evaluates rubrics. A rule that fails scores zero and is reported; a judge whose engine fails is a JudgeError."""
 
     def __init__(
-        self, seed: int = 42, judge: ChatModel | None = None, code_rules: CodeRuleRunner | None = None
+        self,
+        seed: int = 42,
+        judge: ChatModel | None = None,
+        code_rules: CodeRuleRunner | None = None,
+        needs_judge: bool = True,
     ) -> None:
-        """`seed` is the judge's; what it answered is remembered by rule and output."""
-        self.seed, self.judge = seed, judge
+        """`seed` is the judge's; what it answered is remembered by rule and output.
+
+        Where there is no judge, a judge rule is a JudgeError, or with `needs_judge` False a rule that fails.
+        """
+        self.seed, self.judge, self.needs_judge = seed, judge, needs_judge
         self._judge_scores: dict[str, RuleScore] = {}
         self.code_rules = code_rules or CodeRuleRunner()
 
@@ -105,7 +115,10 @@ class ValidationEngine:
         scores = [result.aggregated_score for result in (preferred or evaluated)]
         total = sum(weights)
         weighted = sum(weight * score for weight, score in zip(weights, scores, strict=True)) / total if total else 0.0
-        names = {result.name: result.aggregated_score for result in (preferred or evaluated)}
+        names: dict[str, float] = {}
+        for result in preferred or evaluated:
+            name = result.name if result.name not in names else f"{result.name} ({len(names) + 1})"
+            names[name] = result.aggregated_score
         return EvaluationResult(timestep, evaluated, preferred, weighted, names)
 
     async def score_outputs(
@@ -126,10 +139,13 @@ class ValidationEngine:
         judged = [i for i, rule in enumerate(rules) if isinstance(rule, JudgeRule)]
         judged = [i for i in judged if rules[i].run_condition.runs_at(cadence)]
         questions = [rule for rule in (rules[i] for i in judged) if isinstance(rule, JudgeRule)]
-        answers = await score_by_judge(
-            questions, judge_context or task_input, outputs, self.judge, self.seed, self._judge_scores
-        )
-        scores.update(zip(judged, answers, strict=True))
+        if self.judge is None and not self.needs_judge:
+            scores.update({i: [RuleScore(0.0, NO_JUDGE)] * len(outputs) for i in judged})
+        else:
+            answers = await score_by_judge(
+                questions, judge_context or task_input, outputs, self.judge, self.seed, self._judge_scores
+            )
+            scores.update(zip(judged, answers, strict=True))
         for index, rule in enumerate(rules):
             if isinstance(rule, MenuRule):
                 scores[index] = [menu_score(rule, task_input, output) for output in outputs]

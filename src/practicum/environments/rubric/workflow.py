@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import enum
 import io
+import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +18,11 @@ from practicum.errors import UserError
 DOCUMENT, CSV, XLSX, CODE = "document", "csv", "xlsx", "code"
 SUFFIXES: Mapping[str, str] = {DOCUMENT: ".md", CSV: ".csv", XLSX: ".xlsx", CODE: ".py"}
 FORM_OF_SUFFIX = {".md": DOCUMENT, ".txt": DOCUMENT, ".csv": CSV, ".xlsx": XLSX, ".py": CODE}
+
+
+NUMBER_CELL = re.compile(r"-?(?:0|[1-9]\d{0,14})(?:\.\d*[1-9])?")
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
+"""Characters that a workbook cannot hold."""
 
 
 def table_text(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -54,15 +61,18 @@ class WorkflowResource:
 
     @classmethod
     def read(cls, path: Path) -> WorkflowResource:
-        """Read a file as a resource; its suffix says what it is."""
+        """Read a file as a resource; its suffix says what it is. A `|` within a cell of a table becomes `/`."""
         form = FORM_OF_SUFFIX.get(path.suffix.lower())
         if form is None:
             raise UserError(f"'{path}' is none of {', '.join(FORM_OF_SUFFIX)}; convert it into one of these first.")
         if form == XLSX:
             return cls(path.stem, form, _workbook_text(path))
-        text = path.read_text(encoding="utf-8")
+        try:
+            text = path.read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"'{path}' cannot be read as text: {error}.") from None
         if form == CSV:
-            text = "\n".join(CELL.join(row) for row in csv.reader(io.StringIO(text)))
+            text = "\n".join(CELL.join(map(plain_cell, row)) for row in csv.reader(io.StringIO(text)))
         return cls(path.stem, form, text)
 
 
@@ -77,26 +87,52 @@ def _openpyxl() -> Any:
 def _workbook(text: str) -> bytes:
     book = _openpyxl().Workbook()
     for line in text.splitlines():
-        cells = line.split(CELL)
-        book.active.append([float(cell) if cell.replace(".", "", 1).isdecimal() else cell for cell in cells])
+        book.active.append([_cell_value(cell) for cell in line.split(CELL)])
+        for cell in book.active[book.active.max_row]:
+            if cell.data_type == "f":  # what a worker wrote is text: a formula is never run where the file is opened
+                cell.data_type = "s"
     file = io.BytesIO()
     book.save(file)
     return file.getvalue()
 
 
+def _cell_value(cell: str) -> float | str:
+    """A number where writing it as text gives the cell again, which `007` does not; else the text."""
+    if NUMBER_CELL.fullmatch(cell):
+        return float(cell)
+    return CONTROL.sub("", cell)
+
+
 def _workbook_text(path: Path) -> str:
-    book = _openpyxl().load_workbook(path, read_only=True, data_only=True)
+    """The sheets of a workbook; where there are several, the name of each stands before it, as a heading."""
     try:
-        rows = [[_cell_text(cell) for cell in row] for row in book.worksheets[0].iter_rows(values_only=True)]
+        book = _openpyxl().load_workbook(path, read_only=True, data_only=True)
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise UserError(f"'{path}' cannot be read as a workbook: {error}.") from None
+    try:
+        texts = [(sheet.title, _sheet_text(sheet)) for sheet in book.worksheets]
     finally:
         book.close()
+    filled = [(title, text) for title, text in texts if text]
+    if len(filled) < 2:
+        return "".join(text for _, text in filled)
+    return "\n".join(f"# {title}\n{text}" for title, text in filled)
+
+
+def _sheet_text(sheet: Any) -> str:
+    rows = [[_cell_text(cell) for cell in row] for row in sheet.iter_rows(values_only=True)]
     return "\n".join(CELL.join(row).rstrip(CELL) if not any(row[1:]) else CELL.join(row) for row in rows)
 
 
 def _cell_text(value: object) -> str:
     if value is None:
         return ""
-    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else plain_cell(str(value))
+
+
+def plain_cell(text: str) -> str:
+    """Return the text of a cell without what would end it: `|` becomes `/`, a line break a space."""
+    return " ".join(text.replace(CELL, "/").splitlines()) if CELL in text or "\n" in text or "\r" in text else text
 
 
 class TaskStatus(enum.StrEnum):

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from practicum.environment import ChatModel, Message
 from practicum.environments.rubric.workflow import TaskStatus, Workflow, WorkflowMessage, WorkflowResource, WorkflowTask
+from practicum.errors import UserError, did_you_mean
 
 MAX_TIMESTEPS = 100
 Evaluator = Callable[[Workflow, int], Awaitable[object]]
@@ -56,6 +57,12 @@ class WorkflowEngine:
     def __init__(self, workers: Sequence[WorkflowWorker], assignments: Mapping[str, str] | None = None) -> None:
         self.workers = tuple(workers)
         self.assignments = dict(assignments or {})
+        names = [worker.name for worker in self.workers]
+        if not names:
+            raise UserError("A WorkflowEngine needs at least one worker.")
+        for task, name in self.assignments.items():
+            if name not in names:
+                raise UserError(f"Task '{task}' is given to '{name}', who is no worker.{did_you_mean(name, names)}")
 
     def worker_for(self, task: WorkflowTask, number: int) -> WorkflowWorker:
         name = self.assignments.get(task.name)
@@ -67,6 +74,9 @@ class WorkflowEngine:
 
         `evaluate` is awaited after every timestep with the workflow and the number of the timestep.
         """
+        for name in self.assignments:
+            if name not in workflow.tasks:
+                raise UserError(f"Workflow '{workflow.name}' has no task '{name}'.{did_you_mean(name, workflow.tasks)}")
         current = workflow.copy()
         for timestep in range(MAX_TIMESTEPS):
             ready = current.ready_tasks()
