@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from practicum.agent import Deadlines, ExternalAgent
-from practicum.chat.response_format import read_response_format
+from practicum.chat.response_format import ResponseFormat, read_response_format
 from practicum.config.fields import check_fields
 from practicum.data.collection import files_hash
 from practicum.data.run_folder import ModelRef
 from practicum.data.tasks import read_registry, select
+from practicum.data.trained_form import form_of_run
 from practicum.engines.base import Sampling
 from practicum.environment import Environment
 from practicum.errors import UserError
@@ -64,7 +65,8 @@ class RolloutSettings:
     external: ExternalAgent | None = None
     """The agent's own program, which acts instead of the agent loop."""
     response_format: Any = None
-    """The form that replies must have (`chat/response_format.py`), or a JSON file that holds it; None: any text."""
+    """The form that replies must have (`chat/response_format.py`), a JSON file that holds it, or the folder of a run
+    that was trained with one; None: any text."""
     roles: Mapping[str, str] = field(default_factory=dict)
     """Policies of single roles, and of models that the environment asks, by name: NAME of a model, or MODEL@URL."""
     seed: int = 0
@@ -122,10 +124,17 @@ class RolloutSettings:
         """The agent's own program, where it has one: a result depends on it."""
         return {} if self.external is None else {"external_agent": asdict(self.external)}
 
+    @cached_property
+    def reply_form(self) -> ResponseFormat | None:
+        """The form that replies must have."""
+        value = self.response_format
+        is_run = isinstance(value, str) and Path(value).expanduser().is_dir()
+        return read_response_format(form_of_run(value) if is_run else value, "--response-format")
+
     @property
     def decoding_record(self) -> dict[str, Any]:
         """Settings of decoding that older results do not have: min-p and the form of replies, where they are set."""
-        form = read_response_format(self.response_format, "--response-format")
+        form = self.reply_form
         return {
             **({"min_p": self.min_p} if self.min_p else {}),
             **({} if form is None else {"response_format": form}),
@@ -180,7 +189,7 @@ class RolloutSettings:
             device=self.find_device(),
             ref=ref,
             roles=self.roles,
-            response_format=read_response_format(self.response_format, "--response-format"),
+            response_format=self.reply_form,
             external=self.external,
         )
 

@@ -54,6 +54,7 @@ def test_tools_prompts_formats_and_sampling_make_no_other_panel_and_the_task_doe
         ("search", {"results": 3}, {"brief": True, "tools": []}),
         ("gui", {"levels": [1]}, {"observe": "image"}),
         ("htdag", {"max_steps": 4}, {"prompt": "short"}),
+        ("rubric", {"reward": "l1", "levels": [1]}, {"form": "json"}),
         ("web", {"levels": [1], "vary": ["words"]}, {"observe": "brief", "fresh": False, "actions": ["click"]}),
         ("mix", {"environments": {"math": {"levels": [1]}, "gui": None}}, {"environments": {"math": {"tools": []}}}),
     ],

@@ -126,6 +126,6 @@ def print_result(runner: EvalRunner, result: EvalResult) -> None:
     from practicum.evaluation.result_table import describe
 
     print(describe(runner, result))
-    warning = runner.overlap_warning()
-    if warning is not None:
-        print_warnings([warning])
+    warnings = runner.warnings()
+    if warnings:
+        print_warnings(warnings)

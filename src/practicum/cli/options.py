@@ -103,8 +103,9 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--max-tokens", type=positive, default=256, help="tokens a reply may have")
     parser.add_argument(
-        "--response-format", metavar="TYPE|JSON|FILE",
-        help='form that every reply must have: json_object, a mapping as JSON, or a file that holds one',
+        "--response-format", metavar="TYPE|JSON|FILE|RUN",
+        help="form that every reply must have: json_object, a mapping as JSON, a file that holds one, or a run that "
+        "was trained with one",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=0, help="seed of tasks and sampling")
     parser.add_argument("--concurrency", type=positive, default=64, help="episodes under way at once")

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from practicum.chat.response_format import read_response_format
 from practicum.data.collection import Collection
 from practicum.data.run_folder import locked, resolve_model
 from practicum.data.task_overlap import num_shared, read_train_tasks
+from practicum.data.trained_form import trained_form
 from practicum.engines.server_check import check_server
 from practicum.evaluation import policy_ref
 from practicum.evaluation.attempt_log import AttemptLog
@@ -40,6 +42,22 @@ class EvalRunner:
         if settings.run_folder is not None and settings.out is not None:
             about = {"run_id": Path(settings.out).stem, "experiment": "eval", "mode": self.policy.stage, "policy": name}
             self.log.collection = Collection(settings.run_folder / "episodes", self.log.planned, recorded, about)
+
+    def warnings(self) -> list[str]:
+        """Sentences on what a reader of the result should know."""
+        return [warning for warning in (self.overlap_warning(), self.form_warning()) if warning is not None]
+
+    def form_warning(self) -> str | None:
+        """A sentence where the policy was trained under constrained decoding, and its replies are free here."""
+        run = self.policy.run
+        if run is None or self.settings.reply_form is not None:
+            return None
+        if read_response_format(trained_form(Path(run)), "agent.response_format") is None:
+            return None
+        return (
+            f"'{run}' was trained under constrained decoding, which keeps the form of replies for the model, and here "
+            f"they are free; --response-format {run} evaluates it as it was trained."
+        )
 
     def overlap_warning(self) -> str | None:
         """A sentence where tasks of the panel are among those that the policy was trained on."""

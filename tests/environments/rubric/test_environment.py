@@ -212,6 +212,9 @@ async def test_own_workflows_and_rubrics() -> None:
         await case_of_task(Task("bad", "rubric", "test", {**fields, "rubric": wrong}))
     with pytest.raises(UserError, match="is no rule"):
         await case_of_task(Task("bad", "rubric", "test", {**fields, "rubric": "be good"}))
+    code = {"rules": [{"type": "code", "code": "def evaluate(a, b): return 1.0"}]}
+    with pytest.raises(UserError, match="use form=json"):
+        await play(RubricEnvironment(), Task("code", "rubric", "test", {**fields, "rubric": code}), "expert")
     with pytest.raises(UserError, match="form=short"):
         await RubricEnvironment(form="short").reset(Task("own", "rubric", "test", fields), 0)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from practicum.data.task_file import read_task_file
-from practicum.environment import Action, Environment, Message, Observation, ScriptedPolicy, Step
+from practicum.environment import AGENT_OPTIONS, Action, Environment, Message, Observation, ScriptedPolicy, Step
 from practicum.environments.rubric.code_rules import shared_runner
 from practicum.environments.rubric.manager_prompt import (
     FORMS,
@@ -57,6 +57,7 @@ class RubricEnvironment(Environment):
     name = ENVIRONMENT
     formats = ("hf",)
     scripted_policies = PROBES
+    agent_options = (*AGENT_OPTIONS, "form")
     floor = 0.0
     has_one_answer = False
 

@@ -11,6 +11,7 @@ from practicum.environments.rubric.rubric_case import rubric_of_field
 from practicum.environments.rubric.rule_kinds import RULE_KINDS, TOPICS
 from practicum.environments.rubric.schema import MenuRule, Rubric
 from practicum.environments.rubric.short_form import TOPIC_CODES, Legend
+from practicum.errors import UserError
 from practicum.task import Task
 from practicum.utils.seeded_random import SeededRandom
 
@@ -40,6 +41,8 @@ def probe_reply(name: str, task: Task, seed: int, turn: int, max_turns: int, for
             code_rule(rule) if isinstance(rule, MenuRule) else rule.model_dump(mode="json") for rule in rubric.all_rules
         ]
         return json.dumps({"action": "generate", "rubric": {"rules": rules}})
+    if not all(isinstance(rule, MenuRule) for rule in rubric.all_rules):
+        raise UserError(f"The ground truth of task '{task.id}' has rules that the menu cannot write; use form=json.")
     return rubric_text(rubric)
 
 
