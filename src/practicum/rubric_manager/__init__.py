@@ -10,6 +10,7 @@ from practicum.rubric_manager.decomposition import decompose_preference_to_evalu
 from practicum.rubric_manager.episode import (
     best_of_n,
     collect_rollout,
+    default_workers,
     ground_truth_for,
     load_ground_truth_rubrics,
     load_training_workflows,
@@ -17,7 +18,12 @@ from practicum.rubric_manager.episode import (
 )
 from practicum.rubric_manager.manager import RubricDecompositionManagerAgent
 from practicum.rubric_manager.phase import InitialRubricGenerationPhase
-from practicum.rubric_manager.structured import StructuredOutputError, generate_structured, make_model
+from practicum.rubric_manager.structured import (
+    StructuredOutputError,
+    generate_structured,
+    make_model,
+    with_temperature,
+)
 from practicum.rubric_manager.task_rows import make_task_rows
 
 __all__ = [
@@ -44,6 +50,7 @@ __all__ = [
     "compute_reward",
     "create_rubric_based_scorer",
     "decompose_preference_to_evaluator",
+    "default_workers",
     "generate_structured",
     "ground_truth_for",
     "load_ground_truth_rubrics",
@@ -51,4 +58,5 @@ __all__ = [
     "make_model",
     "make_task_rows",
     "train_one_episode",
+    "with_temperature",
 ]
