@@ -11,7 +11,7 @@ import pytest
 from practicum.environment import Action
 from practicum.environments.rubric.environment import RubricEnvironment
 from practicum.environments.rubric.probes import code_rule
-from practicum.environments.rubric.schema import MenuRule
+from practicum.environments.rubric.schema import MenuRule, RunCondition
 from practicum.environments.rubric.stakeholder import NO_VIEW
 from practicum.environments.rubric.workflow_engine import PolicyWorker, Work
 from practicum.errors import UserError
@@ -304,6 +304,12 @@ async def test_rubrics_of_the_same_name_keep_their_scores() -> None:
     result = await ValidationEngine().evaluate_timestep(done, preferences=preferences)
     assert dict(result.preference_scores) == {"rubric": 1.0, "rubric (2)": 0.0}
     assert result.weighted_preference_total == 0.75
+    with pytest.raises(UserError, match="There is no cadence 'daily'; it is each_timestep"):
+        await ValidationEngine().evaluate_timestep(done, rubrics, cadence="daily")
+    once = MenuRule(kind="mention", parameter="van", run_condition=RunCondition.ON_COMPLETION)
+    for cadence, total in (("on_completion", 1.0), ("each_timestep", 0.0), (RunCondition.BOTH, 1.0), (None, 1.0)):
+        result = await ValidationEngine().evaluate_timestep(done, [Rubric(rules=(once,))], cadence=cadence)
+        assert result.weighted_preference_total == total
 
 
 async def test_a_worker_that_fails_fails_its_task_and_what_depends_on_it() -> None:

@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+import jsonschema
 import pytest
 
 from practicum.agent import Agent
@@ -16,6 +17,7 @@ from practicum.environment import Action, Message, Reply, ScriptedPolicy, Step
 from practicum.environments.rubric.environment import RubricEnvironment
 from practicum.environments.rubric.families.catalogue import FAMILIES
 from practicum.environments.rubric.instances import QUALITIES, canonical_instance, make_instance, make_outputs
+from practicum.environments.rubric.manager_prompt import json_replies
 from practicum.environments.rubric.probes import dropped_criteria
 from practicum.environments.rubric.rewards import REWARDS
 from practicum.environments.rubric.rubric_case import case_of_task
@@ -25,6 +27,7 @@ from practicum.errors import JudgeError, UserError
 from practicum.models import loader
 from practicum.registry import make_format
 from practicum.rollout import run_episodes, with_models
+from practicum.rubric_manager import make_model
 from practicum.task import Task
 from practicum.trajectory import Outcome, plan_attempts
 from tests.scripted_model import ScriptedModel
@@ -262,6 +265,32 @@ async def test_judge_rules_where_there_is_no_judge() -> None:
     rubric = {"rules": [{"type": "llm_judge", "judge_prompt": "Is it polite?"}]}
     with pytest.raises(UserError, match="--role judge=MODEL"):
         await RubricEnvironment().reset(Task("judged", "rubric", "test", {**OWN, "rubric": rubric}), 0)
+
+
+async def test_replies_of_the_json_form_under_constrained_decoding() -> None:
+    environment = RubricEnvironment(form="json")
+    task = next(one for one in environment.tasks("test", 12) if one.fields["level"] == 3)
+    observation, expert = await environment.reset(task, 0), environment.expert(task)
+    schemas = {judge: json_replies(judge)["json_schema"]["schema"] for judge in (False, True)}
+    kinds = set()
+    while True:
+        action = expert(observation)
+        value = json.loads(action.content)
+        kinds.add(value["action"])
+        for schema in schemas.values():
+            jsonschema.validate(value, schema)
+        step = await environment.step(action)
+        if step.terminated:
+            break
+        observation = step.observation
+    assert kinds == {"ask", "generate"}
+    jsonschema.validate(json.loads(JUDGED_RUBRIC), schemas[True])
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(json.loads(JUDGED_RUBRIC), schemas[False])
+    model = make_model(use_local=True, model_path="tiny", max_tokens=30)
+    reply = await model.reply(observation.messages, response_format=json_replies(), seed=3)
+    await model.engine.close()
+    assert reply.text.startswith('{"action":')
 
 
 async def test_a_rule_that_fails_on_one_output_only_is_reported() -> None:

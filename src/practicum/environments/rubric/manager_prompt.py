@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from practicum.environments.rubric.menu import Question, UnreadableReply, parse_reply
-from practicum.environments.rubric.schema import GeneratedRubric, Rubric
+from practicum.environments.rubric.schema import MAX_GENERATED_RULES, CodeRule, GeneratedRubric, Rubric
 from practicum.environments.rubric.short_form import Legend
 
 MENU, SHORT, JSON = "menu", "short", "json"
@@ -32,6 +33,32 @@ class Generated:
     """A reply that is a rubric."""
 
     rubric: Rubric
+
+
+class _Ask(BaseModel):
+    action: Literal["ask"]
+    question: str = Field(min_length=1, max_length=1000)
+
+
+class _CodeRubric(BaseModel):
+    rationale: str | None = None
+    rules: tuple[CodeRule, ...] = Field(min_length=1, max_length=MAX_GENERATED_RULES)
+
+
+class _GenerateCode(BaseModel):
+    action: Literal["generate"]
+    rubric: _CodeRubric
+
+
+class _Generate(BaseModel):
+    action: Literal["generate"]
+    rubric: GeneratedRubric
+
+
+def json_replies(has_judge: bool = False) -> dict[str, Any]:
+    """Return the response format of all replies of the JSON form: constrained decoding by `agent.response_format`."""
+    adapter: TypeAdapter[Any] = TypeAdapter(_Ask | _Generate if has_judge else _Ask | _GenerateCode)
+    return {"type": "json_schema", "json_schema": {"name": "reply", "schema": adapter.json_schema()}}
 
 
 def turns_text(left: int) -> str:

@@ -12,6 +12,7 @@ from practicum.environments.rubric.judge_rules import score_by_judge
 from practicum.environments.rubric.rule_kinds import RULE_KINDS
 from practicum.environments.rubric.schema import CodeRule, JudgeRule, MenuRule, Rubric, RunCondition, rule_label
 from practicum.environments.rubric.workflow import ManagerAction, Workflow, WorkflowMessage
+from practicum.errors import UserError
 
 NO_JUDGE = "there is no judge"
 
@@ -102,6 +103,8 @@ class ValidationEngine:
         `cadence` None runs every rule; otherwise rules of another run condition are left out. `communications` and
         `manager_actions` are appended to what judge rules read as the task.
         """
+        if cadence is not None and cadence not in list(RunCondition):
+            raise UserError(f"There is no cadence '{cadence}'; it is {', '.join(RunCondition)}, or None for all rules.")
         at = None if cadence is None else RunCondition(cadence)
         context = workflow.task_input + _context(communications, manager_actions)
         output = workflow.candidate_output
