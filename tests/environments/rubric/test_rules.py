@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import statistics
 
 import pytest
 
+from practicum.environment import Action
 from practicum.environments.rubric import code_rules
 from practicum.environments.rubric.code_rules import CodeRuleRunner
 from practicum.environments.rubric.environment import RubricEnvironment
@@ -147,6 +150,27 @@ async def test_attempts_that_wait_for_the_same_rule_share_its_run() -> None:
     chance = CodeRule(code="import os\ndef evaluate(a, b): return os.urandom(1)[0] / 255")
     rows = await asyncio.gather(*(runner.score([chance], "in", ["a", "b"]) for _ in range(6)))
     assert rows == [rows[0]] * 6
+
+
+QUALITIES = (0.7, 0.8, 0.5, 0.6, 0.45, 0.75, 0.4, 0.55)
+COUNTS = f"n = -1\ndef evaluate(a, b):\n    global n\n    n += 1\n    return {QUALITIES}[n % 8]"
+
+
+async def test_a_rule_that_counts_its_calls_learns_nothing_about_the_outputs() -> None:
+    """Workers have the same order of quality in every task; a rule must not see outputs in that order."""
+    texts = [f"output {n}" for n in range(8)]
+    (first,), (second,) = [
+        await CodeRuleRunner().score([CodeRule(code=COUNTS)], "in", order) for order in (texts, texts[::-1])
+    ]
+    assert first == second[::-1]
+    assert tuple(score.score for score in first) != QUALITIES
+    environment = RubricEnvironment(form="json")
+    rewards = []
+    for task in environment.tasks("test", 24):
+        await environment.reset(task, 0)
+        rubric = {"rubric": {"rules": [{"type": "code", "code": COUNTS}]}}
+        rewards.append((await environment.step(Action(content=json.dumps(rubric)))).reward)
+    assert statistics.fmean(rewards) < 0.12, "it was 0.22 while outputs came in the order of their workers"
 
 
 LEFT_BEHIND = """

@@ -50,11 +50,14 @@ class CodeRuleRunner:
     async def score(self, rules: Sequence[CodeRule], task_input: str, outputs: Sequence[str]) -> list[list[RuleScore]]:
         """Return one list per rule with the score of each output."""
         keys = [content_hash([task_input, output]) for output in outputs]
+        # A rule sees the outputs in an order that says nothing: workers come in the same order of quality in every
+        # task, so a rule that counts its calls would otherwise be paid without reading any output.
+        texts = dict(sorted(zip(keys, outputs, strict=True)))
         codes = [content_hash(rule.code) for rule in rules]
         # Copied now: while the others run, another episode may push these out of the cache.
         found = {(code, key): self._cache[code, key] for code in codes for key in keys if (code, key) in self._cache}
         missing = {
-            code: self._running.setdefault((code, *keys), RuleRun(rule.code, task_input, outputs))
+            code: self._running.setdefault((code, *texts), RuleRun(rule.code, task_input, tuple(texts.values())))
             for rule, code in zip(rules, codes, strict=True)
             if any((code, key) not in found for key in keys)
         }
@@ -63,9 +66,9 @@ class CodeRuleRunner:
                 results = await self._run(list(missing.values()))
             finally:
                 for code in missing:
-                    self._running.pop((code, *keys), None)
+                    self._running.pop((code, *texts), None)
             for code, result in zip(missing, results, strict=True):
-                fresh = {(code, key): score for key, score in zip(keys, scores_of(result, len(outputs)), strict=True)}
+                fresh = {(code, key): score for key, score in zip(texts, scores_of(result, len(texts)), strict=True)}
                 found |= fresh
                 if result.outcome in FINAL_OUTCOMES:
                     self._remember(fresh)
