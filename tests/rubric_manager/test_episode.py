@@ -27,6 +27,7 @@ from practicum.rubric_manager import (
     WorkflowEngine,
     WorkflowResource,
     WorkflowTask,
+    add_outputs,
     best_of_n,
     create_rubric_based_scorer,
     load_ground_truth_rubrics,
@@ -38,6 +39,7 @@ from practicum.rubric_manager import (
 from practicum.rubric_manager.episode import FAILED_GENERATION_REWARD, collect_rollout, ground_truth_for
 from practicum.rubric_manager.manager import Decision, ManagerObservation
 from practicum.rubric_manager.phase import FAILED, GENERATED, MAX_TURNS_REACHED
+from practicum.task import Task
 from tests.scripted_model import ScriptedModel
 
 ASK = '{"action": "ask", "question": "Anything about wording?"}'
@@ -285,6 +287,26 @@ def test_mistakes_in_files_of_rubrics(tmp_path: Path) -> None:
     (tmp_path / "w.json").write_text(json.dumps([{"name": "a"}, {"name": "a"}]))
     with pytest.raises(UserError, match="two workflows named 'a'"):
         load_training_workflows(tmp_path / "w.json")
+
+
+async def test_converted_rows_get_outputs() -> None:
+    rubric = {"rules": [{"type": "menu", "kind": "mention", "parameter": "van"}]}
+    tasks = [{"name": "plan", "hours": 2.0}, {"name": "do", "dependencies": ["plan", "gone"]}]
+    rows = [
+        {"id": "a", "question": "Write a note.", "rubric": rubric},
+        {"id": "b", "question": "Move.", "rubric": rubric, "tasks": tasks},
+        {"id": "c", "question": "Done.", "rubric": rubric, "outputs": ["x", "y", "z"]},
+    ]
+    workers = [PolicyWorker(ScriptedModel(*(f"{text} {n}" for n in range(9)))) for text in ("a van", "a car", "no")]
+    added = await add_outputs(rows, workers)
+    assert added[0]["outputs"] == ["a van 0", "a car 0", "no 0"]
+    assert added[1]["outputs"][0] == "a van 1\na van 2", "every task's output"
+    assert added[2] == rows[2]
+    environment = RubricEnvironment()
+    await environment.reset(Task("b", "rubric", "test", added[1]), 0)
+    assert (await environment.step(Action(content="mention van 1"))).success
+    with pytest.raises(UserError, match=r"made 0 different outputs.*answer failed: EngineError: no server"):
+        await add_outputs(rows[:1], [PolicyWorker(ScriptedModel())])
 
 
 async def test_workers_and_assignments_are_checked() -> None:

@@ -24,7 +24,7 @@ from practicum.rubric_manager.structured import (
     make_model,
     with_temperature,
 )
-from practicum.rubric_manager.task_rows import make_task_rows
+from practicum.rubric_manager.task_rows import add_outputs, make_task_rows
 
 __all__ = [
     "CodeRule",
@@ -45,6 +45,7 @@ __all__ = [
     "WorkflowEngine",
     "WorkflowResource",
     "WorkflowTask",
+    "add_outputs",
     "best_of_n",
     "collect_rollout",
     "compute_reward",

@@ -93,7 +93,8 @@ async def _make_case(task: Task) -> RubricCase:
         return _own_case(task)
     if "family" not in fields:
         raise UserError(
-            f"Task '{task.id}' has neither a 'family' nor 'outputs'; docs/rubric.md says what a task holds."
+            f"Task '{task.id}' has neither a 'family' nor 'outputs'; write three or more texts as its outputs, or let "
+            "workers make them (practicum.rubric_manager.add_outputs)."
         )
     family = family_named(str(fields["family"]))
     if "stakeholder" in fields:
