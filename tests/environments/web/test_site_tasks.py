@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 
 from practicum.environment import SPLITS
+from practicum.environments.web.environment import WebEnvironment
 from practicum.environments.web.evaluator import gives_answer
 from practicum.environments.web.sites.shop_data import ShopState, spare_products
 from practicum.environments.web.sites.variation import AXES, Faults
