@@ -23,11 +23,11 @@ Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
 """A list of names, or one name."""
 
 
-class _Strict(BaseModel):
+class _FileRow(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class TaskRow(_Strict):
+class TaskRow(_FileRow):
     """A task in a file."""
 
     name: str = Field(min_length=1)
@@ -40,7 +40,7 @@ class TaskRow(_Strict):
     cost: float = Field(default=0.0, ge=0)
 
 
-class ResourceRow(_Strict):
+class ResourceRow(_FileRow):
     """A resource in a file: its text, or the path of a .md, .txt, .csv, .xlsx or .py file beside the JSON file."""
 
     name: str = Field(min_length=1)
@@ -49,7 +49,7 @@ class ResourceRow(_Strict):
     file: str | None = None
 
 
-class WorkflowRow(_Strict):
+class WorkflowRow(_FileRow):
     """A workflow in a file."""
 
     name: str = Field(min_length=1)
