@@ -148,7 +148,7 @@ class ChatClient:
         import httpx
 
         try:
-            async with self._http_client().stream("POST", self.url, content=data, headers=headers()) as response:
+            async with self.http_client().stream("POST", self.url, content=data, headers=headers()) as response:
                 self._has_answered = True
                 if response.is_success:
                     content = await _read(response, MAX_ANSWER_BYTES + 1)
@@ -165,7 +165,7 @@ class ChatClient:
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError) as error:
             raise Fault(f"{self.url} did not answer: {error or type(error).__name__}") from None
 
-    def _http_client(self) -> httpx.AsyncClient:
+    def http_client(self) -> httpx.AsyncClient:
         """Return the client of the running event loop: connections belong to the loop that opened them."""
         import httpx
 

@@ -142,11 +142,11 @@ class HTDAGPlanner:
 
     async def _planned_by_policy(self, request: str) -> TaskDAG | None:
         """The DAG that the trained policy makes; None where there is none or it fails."""
-        async with self._policy_of_one_plan() as policy:
+        async with self.policy_of_one_plan() as policy:
             return None if policy is None else await self._asked(policy, request)
 
     @contextlib.asynccontextmanager
-    async def _policy_of_one_plan(self) -> AsyncIterator[LLMClient | None]:
+    async def policy_of_one_plan(self) -> AsyncIterator[LLMClient | None]:
         """The trained policy for a whole plan. One that was replaced is closed when its last plan is made."""
         switched = None if self._promoted is None else await self._promoted.switched()
         before = self.policy

@@ -91,14 +91,14 @@ class PagePool:
         wanted = max(missing, self.size, MIN_CHUNK_BYTES // self.page_bytes)
         for count in (wanted, missing):
             try:
-                self._add_chunk(max(1, count if most is None else min(count, most)))
+                self.add_chunk(max(1, count if most is None else min(count, most)))
                 return True
             except torch.OutOfMemoryError:  # others have taken it: what there is must do
                 continue
         self.out_of_memory = True
         return False
 
-    def _add_chunk(self, count: int) -> None:
+    def add_chunk(self, count: int) -> None:
         chunk = torch.empty(count, *self._page_shape, dtype=self._dtype, device=self._device)
         number = len(self.chunks)
         self.chunks.append(chunk)

@@ -241,10 +241,10 @@ class WebShop(AgentGymEnvironment):
         """Return the policy that searches for the instruction, opens the first result that fits, chooses and buys."""
         goal = read_goal(task)
         thinks = self.format.name == "react"
-        steps = iter([Action(content=text, thought=why if thinks else "") for why, text in self._plan(goal)])
+        steps = iter([Action(content=text, thought=why if thinks else "") for why, text in self.plan(goal)])
         return lambda observation: next(steps, Action(content=f"click[{BACK}]"))
 
-    def _plan(self, goal: ShoppingGoal) -> Iterator[tuple[str, str]]:
+    def plan(self, goal: ShoppingGoal) -> Iterator[tuple[str, str]]:
         for keywords in (" ".join((*goal.attributes, goal.query, *goal.options)), goal.name):
             keywords = plain(keywords.replace("[", " ").replace("]", " "))
             for rank, product in enumerate(self.catalogue.search(keywords, MAX_RESULTS)):
