@@ -20,8 +20,8 @@ def task_content(task: Task) -> str:
 
 def num_shared(tasks: Iterable[Task], hashes: Iterable[str]) -> int:
     """How many of the tasks have one of these hashes."""
-    known = set(hashes)
-    return sum(task_content(task) in known for task in tasks)
+    own_hashes = set(hashes)
+    return sum(task_content(task) in own_hashes for task in tasks)
 
 
 def write_train_tasks(folder: Path, tasks: Iterable[Task]) -> set[str]:

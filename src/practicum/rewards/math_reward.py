@@ -171,10 +171,10 @@ def _equals_gold(reply: str, gold: str) -> bool:
         return False
     if number is None:
         return normalise_formula(final) == normalise_formula(gold) or _same_formula(final, marked, gold)
-    given = plain_number(final)
-    if given is None and LATEX.search(final) and _can_compare_formulas():
+    value = plain_number(final)
+    if value is None and LATEX.search(final) and _can_compare_formulas():
         return _same_formula(final, marked, str(number))
-    return (given if given is not None else last_number(final)) == number
+    return (value if value is not None else last_number(final)) == number
 
 
 def _same_formula(final: str, marked: bool, gold: str) -> bool:

@@ -112,9 +112,9 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
         cause = out_of_memory_in(error)
         if cause is None:
             raise
-        what = (str(cause).splitlines() or ["the machine has no more"])[0][:200]
+        reason = (str(cause).splitlines() or ["the machine has no more"])[0][:200]
         raise UserError(
-            f"Out of memory ({what}): {remedy}; docs/troubleshooting.md has more. The same command goes on from the "
+            f"Out of memory ({reason}): {remedy}; docs/troubleshooting.md has more. The same command goes on from the "
             "last checkpoint, if there is one."
         ) from error
 

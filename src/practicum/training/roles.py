@@ -13,7 +13,7 @@ from practicum.errors import UserError
 from practicum.models import lora
 from practicum.models.loader import Device, LoadedModel
 from practicum.policy import Judge
-from practicum.rollout_setup import check_asked_models, check_role_names, local_engine, served_engine
+from practicum.rollout_setup import check_model_names, check_role_names, local_engine, served_engine
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import derive_seed
 
@@ -44,8 +44,8 @@ def check_roles(config: TrainConfig, environment: Environment) -> None:
     """
     roles, agent = environment.roles, config.agent
     check_role_names(environment, agent.roles, key="agent.roles")
-    check_role_names(environment, agent.train_roles or (), known=roles, key="agent.train_roles")
-    check_asked_models(
+    check_role_names(environment, agent.train_roles or (), allowed=roles, key="agent.train_roles")
+    check_model_names(
         environment,
         [name for name, role in agent.roles.items() if role.model is not None],
         "set agent.roles.{name}.model (a model of its own, which is not trained), and agent.roles.{name}.url where a "

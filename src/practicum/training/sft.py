@@ -88,9 +88,9 @@ class SFTTrainer(SupervisedTrainer):
 
 def without_too_long(samples: Sequence[Sample], context: int, log: Callable[[str], None] = print) -> list[Sample]:
     """The samples of at most `context` tokens; `log` gets the number of longer ones."""
-    kept = [sample for sample in samples if len(sample.ids) <= context]
-    report_too_long("demonstrations", len(samples) - len(kept), len(samples), context, log)
-    return kept
+    fitting = [sample for sample in samples if len(sample.ids) <= context]
+    report_too_long("demonstrations", len(samples) - len(fitting), len(samples), context, log)
+    return fitting
 
 
 def report_too_long(kind: str, num_too_long: int, count: int, context: int, log: Callable[[str], None] = print) -> None:

@@ -118,7 +118,7 @@ class Simulation:
             assert torch.equal(self.keys(one.slot, len(expected)), expected)
         held = {id(page) for one in self.running for page in self.kv_cache.extract(one.slot, CONTEXT)}
         for entry in self.prefixes:
-            found = torch.cat([pool.chunks[page.place[0]][page.place[1], 0, 0, 0, :, 0] for page in entry.kv])
+            found = torch.cat([pool.chunks[page.location[0]][page.location[1], 0, 0, 0, :, 0] for page in entry.kv])
             assert torch.equal(found[: len(entry.ids)], keys_of(entry.ids))
             assert len(entry.kv) == num_pages(len(entry.ids))
             held |= {id(page) for page in entry.kv}

@@ -397,15 +397,15 @@ class CpuRunner:
 
 def descending_order(counts: Sequence[int]) -> list[int] | None:
     """The rows in descending order of their counts, where a row that can stay in its place does; None: all can."""
-    wanted = sorted(counts, reverse=True)
+    ordered = sorted(counts, reverse=True)
     misplaced: dict[int, list[int]] = {}
     for row, count in enumerate(counts):
-        if wanted[row] != count:
+        if ordered[row] != count:
             misplaced.setdefault(count, []).append(row)
     if not misplaced:
         return None
     rows = {count: iter(indices) for count, indices in misplaced.items()}
-    return [row if counts[row] == count else next(rows[count]) for row, count in enumerate(wanted)]
+    return [row if counts[row] == count else next(rows[count]) for row, count in enumerate(ordered)]
 
 
 def rows_with_more(counts: Sequence[int]) -> tuple[int, ...]:

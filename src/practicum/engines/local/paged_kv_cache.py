@@ -169,8 +169,8 @@ class PagedKVCache(KVCache):
         old = self._blocks[block]
         if count <= old.shape[2]:
             return
-        wanted = count if count <= 2 else -(-count // PAGE_MULTIPLE) * PAGE_MULTIPLE if count > 4 else 4
-        larger = self._tensor(block, wanted)
+        num_pages = count if count <= 2 else -(-count // PAGE_MULTIPLE) * PAGE_MULTIPLE if count > 4 else 4
+        larger = self._tensor(block, num_pages)
         larger[:, :, : old.shape[2]] = old
         self._replace(block, larger)
 
@@ -237,11 +237,11 @@ class PagedKVCache(KVCache):
     def extract(self, slot: int, num_tokens: int, shared: PrefixKV = ()) -> PrefixKV:
         """The pages of a slot's first tokens: those that it has taken over as they are, and copies of the others."""
         pages = self._pages[slot][: block_count(num_tokens)]
-        kept = list(shared)
-        for block in range(len(kept), len(pages)):
+        extracted = list(shared)
+        for block in range(len(extracted), len(pages)):
             size = min(block_size(block), num_tokens - block_start(block))
-            kept.append(self._blocks[block][:, :, pages[block], :, :size].clone())
-        return tuple(kept)
+            extracted.append(self._blocks[block][:, :, pages[block], :, :size].clone())
+        return tuple(extracted)
 
     def shareable(self, kv: PrefixKV, num_tokens: int) -> PrefixKV:
         return kv[: num_full_blocks(num_tokens)]

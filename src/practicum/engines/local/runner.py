@@ -174,12 +174,12 @@ class RunningRequest:
         It takes the place of this one, whose decode calls may still be under way: their tokens are dropped.
         """
         self.finished = True
-        anew = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
-        anew.hashes, anew.adapter, anew.alone = self.hashes, self.adapter, self.alone
-        anew.num_streamed, anew.first_token_time = self.num_streamed, self.first_token_time
+        copy = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
+        copy.hashes, copy.adapter, copy.alone = self.hashes, self.adapter, self.alone
+        copy.num_streamed, copy.first_token_time = self.num_streamed, self.first_token_time
         if self.matcher is not None and self.request.response_format is not None:
-            anew.matcher = self.matcher.grammars.matcher(self.request.response_format)
-        return anew
+            copy.matcher = self.matcher.grammars.matcher(self.request.response_format)
+        return copy
 
     @property
     def prompt_end(self) -> int:

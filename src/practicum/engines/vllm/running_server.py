@@ -100,15 +100,15 @@ class RunningVLLM:
         ids = tuple(token.id for token in tokens)
         full = len(request.ids) + sampling.max_tokens > self.context
         count, reason = cut_reply(self.renderer.tokenizer, ids, end_ids, sampling, finish_reason, full)
-        kept = tokens[:count]
+        reply_tokens = tokens[:count]
         return Generation(
             ids=ids[:count],
-            logprobs=tuple(token.logprob for token in kept),
+            logprobs=tuple(token.logprob for token in reply_tokens),
             stop_reason=reason,
             policy_version=0,
             source=ActionSource.POLICY,
             prompt_cached=num_cached,
-            top_logprobs=tuple(token.top for token in kept) if request.top_logprobs else (),
+            top_logprobs=tuple(token.top for token in reply_tokens) if request.top_logprobs else (),
             first_token_time=first_token_time,
         )
 
