@@ -316,7 +316,7 @@ class Quickstart:
 
 
 def comparison_figures(gain: Comparison) -> dict[str, Any]:
-    """What summary.json says of RL against SFT."""
+    """The comparison of RL with SFT in summary.json."""
     return {
         "difference": gain.success.difference,
         "difference_low": gain.success.interval.low,

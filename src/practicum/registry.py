@@ -187,7 +187,7 @@ def _resolve(kind: str, name: str, table: dict[str, str]) -> Any:
 
 @functools.cache
 def _import(target: str) -> Any:
-    """Return the object at `module:attribute`; every episode asks for several."""
+    """Return the object at `module:attribute`; every episode looks up several."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

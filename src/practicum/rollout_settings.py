@@ -66,7 +66,7 @@ class RolloutSettings:
     response_format: Any = None
     """The form that replies must have (`chat/response_format.py`), or a JSON file that holds it; None: any text."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Policies of single roles, and of models that the environment asks, by name: NAME of a model, or MODEL@URL."""
+    """Policies of single roles, and of models that the environment calls, by name: NAME of a model, or MODEL@URL."""
     seed: int = 0
     concurrency: int = 64
     """Episodes that run at the same time, at most."""

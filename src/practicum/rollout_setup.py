@@ -135,9 +135,9 @@ def make_rollout_setup(
     model, adapter or run), or the name of a model served at `url`. Replies of a scripted policy or of a server are
     tokenised for `model`. `options` are the environment's own. The model is loaded onto `device`; by default that is a
     GPU where there is one. `ref` is the model, where it is resolved already. `roles` names the policies of single roles
-    and of models that the environment asks, as `policy` does, with `@URL` behind the name of a server's model; roles
+    and of models that the environment calls, as `policy` does, with `@URL` behind the name of a server's model; roles
     without one act with `policy`, or with the adapter that the trained policy has for them. `response_format` is the
-    form that the agent's replies must have; models that the environment asks are free. `external` is the agent's own
+    form that the agent's replies must have; models that the environment calls are free. `external` is the agent's own
     program, which then acts instead of the agent loop.
     """
     make_environment, format_name = environment_maker(environment, format, options)
@@ -226,7 +226,7 @@ def check_role_names(
 
 
 def check_model_names(environment: Environment, names: Collection[str], remedy: str) -> None:
-    """Refuse an environment that asks a model which is not among `names`; `remedy` says how {name} is named."""
+    """Refuse an environment that calls a model which is not among `names`; `remedy` tells how to name {name}."""
     for name in environment.model_names():
         if name not in names:
             raise UserError(f"'{environment.name}' asks a model named '{name}': {remedy.format(name=name)}.")

@@ -214,7 +214,7 @@ ENGINE_OF_BACKEND: Mapping[str, str | None] = {
     "async_verl": None, "verl": None, "async_vllm": "vllm", "vllm": "vllm", "client": "vllm",
     "transformers": "local", "local": "local", "async_local": "local",
 }  # fmt: skip
-"""The engine (actor_rollout_ref.rollout.name) that AgentFly's agent.backend stands for; None: whichever is set."""
+"""The engine (actor_rollout_ref.rollout.name) for each of AgentFly's agent.backend values; None: whichever is set."""
 
 
 def translate(schema: type, name: str, value: Any) -> list[tuple[str, Any]]:
@@ -346,7 +346,7 @@ def schema_keys(schema: Any) -> list[str]:
 
 
 def _set(schema: type, tree: DictConfig, name: str, value: Any) -> list[str]:
-    """Set what a name stands for; the keys that were set."""
+    """Set the keys behind a name; returns these keys."""
     keys = []
     for key, translated in translate(schema, name, value):
         _set_key(schema, tree, key, translated)

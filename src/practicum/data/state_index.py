@@ -93,7 +93,7 @@ def branch_owners(turns: Sequence[Turn], alternatives: Sequence[int]) -> list[in
     """Return for every turn the alternative that it follows; None where it follows none of them.
 
     A turn of the same role follows the alternative on whose ids its prompt is built. A turn of another role, or with a
-    fresh prompt, follows what the turn before it follows: the environment asked for it in answer to that.
+    fresh prompt, follows what the turn before it follows: the environment requested it in answer to that.
     """
     continued = continued_turns(turns)
     owners: list[int | None] = []

@@ -14,7 +14,7 @@ IDENTITY_FIELDS = ("id", "task_id")
 
 
 def task_content(task: Task) -> str:
-    """A hash of what a task asks: not its id, split or environment."""
+    """A hash of a task's content, without its id, split and environment."""
     return content_hash({key: value for key, value in task.fields.items() if key not in IDENTITY_FIELDS})
 
 

@@ -36,7 +36,7 @@ SECONDS = "Mean seconds"
 
 
 class Conclusion(StrEnum):
-    """What a comparison says."""
+    """The conclusion of a comparison."""
 
     BETTER = "better"
     WORSE = "worse"

@@ -37,7 +37,7 @@ def num_steps(attempt: AttemptResult) -> float:
 
 
 def num_model_calls(attempt: AttemptResult) -> float:
-    """Return the turns of an attempt in which a model was asked."""
+    """Return the turns of an attempt in which a model was called."""
     return attempt.turns - attempt.env_metrics.get("scripted_actions", 0.0)
 
 

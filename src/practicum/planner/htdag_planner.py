@@ -75,7 +75,7 @@ class HTDAGPlanner:
         retries: int = 3,
         first_wait: float = 1.0,
     ) -> None:
-        """`policy` is a trained planner, asked with the short prompt where `use_trained_policy` is set.
+        """`policy` is a trained planner, called with the short prompt where `use_trained_policy` is set.
 
         None is the promoted one: the current version of `htdag` in the registry that HTDAG_REGISTRY names, by default
         the folder `registry`. A later switch of `current` is seen by the next plan. A model is loaded when it is first

@@ -172,7 +172,7 @@ class BanditSource:
         seed = derive_seed("sampling", self.settings.seed, label, state.task.id, attempt)
         conversation = Conversation(self._policy_of(state.role), f"{label}{state.task.id}#{attempt}")
         conversation.context_ids = list(state.prompt)
-        conversation.tools = ({},) if state.has_tools else ()  # the prompt lists them; the format asks if there are any
+        conversation.tools = ({},) if state.has_tools else ()  # the prompt lists them; the format checks for any
         request = conversation.request(state.task, Observation(), derive_seed(seed, 0), final=True)
         engine = conversation.policy.engine
         try:

@@ -257,7 +257,7 @@ def build_agent(config: TrainConfig, components: RunComponents, temperature: flo
 
 
 def training_tasks(environment: Environment, config: TrainConfig) -> Sequence[Task]:
-    """A file's tasks, all of them; or as many generated ones as data.num_train_tasks says, or the run will see."""
+    """All tasks of a file; or data.num_train_tasks generated ones, or as many as the run will use."""
     if config.data.train_files:
         return environment.tasks("train", MAX_GENERATED_TASKS)
     if (wanted := config.data.num_train_tasks) is not None:

@@ -62,7 +62,7 @@ HARDWARE: Mapping[str, tuple[int, int]] = {
 
 
 def hardware_overrides(name: str) -> list[str]:
-    """The overrides that a card's name stands for."""
+    """The overrides for a card, by its name."""
     if name not in HARDWARE:
         raise UserError(f"Unknown hardware '{name}'.{nearest_name(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
     batch_size, accumulation = HARDWARE[name]
@@ -391,7 +391,7 @@ def _train(
 
 
 def _starts_ranks(resolved: Resolved[Any]) -> bool:
-    """Whether several ranks are asked for, and no launcher has started them."""
+    """Whether several ranks are requested, and no launcher has started them."""
     return read_launch().num_ranks == 1 and ranks_asked_for(resolved.config, resolved.chosen) > 1
 
 
@@ -412,7 +412,7 @@ def _joined(config: SFTConfig | DPOConfig) -> contextlib.AbstractContextManager[
 
 
 def _say_nothing(text: str) -> None:
-    """For ranks other than the first, which has said it."""
+    """For ranks other than the first, which prints the messages."""
 
 
 def _follow(config: SFTConfig | DPOConfig, trainer: SupervisedTrainer) -> TrainResult:

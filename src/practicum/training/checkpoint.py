@@ -165,7 +165,7 @@ def keep_stored_defaults(resolved: Resolved[TrainConfig], folder: Path) -> None:
 
 
 def continued_values(config: TrainConfig) -> dict[str, Any]:
-    """What a run that is resumed must have the same, by key; device and dtype are left out, `auto` stands for them."""
+    """What a run that is resumed must have the same, by key; device and dtype may differ, since they may be `auto`."""
     may_change = (key for key in MAY_CHANGE if key not in RANK_KEYS)
     skipped = (*may_change, "trainer.project_name", "trainer.experiment_name", "trainer.device")
     values = _compared(OmegaConf.structured(config))

@@ -2,7 +2,7 @@
 
 An update first computes the log-probs of a batch of pairs under policy and reference, then gives the learner every
 token with the weight that the derivative of the loss puts on it: the gradient is that of the preference loss, and the
-learner needs to know nothing of pairs.
+learner needs no notion of pairs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class DPOSettings:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two replies in one state; their masks say which tokens are compared."""
+    """Two replies in one state; their masks select the tokens that are compared."""
 
     chosen: Sample
     rejected: Sample

@@ -32,7 +32,7 @@ def role_settings(config: TrainConfig, validating: bool) -> dict[str, RoleSettin
 
 
 def _response_format(name: str, role: RoleConfig) -> ResponseFormat | None:
-    """The response format of a role that has one; `ANY_TEXT` where it says that it has none."""
+    """The response format of a role that sets one; `ANY_TEXT` where it is set to none."""
     response_format = read_response_format(role.response_format, f"agent.roles.{name}.response_format")
     return ANY_TEXT if response_format is None and role.response_format is not None else response_format
 
@@ -106,7 +106,7 @@ def add_roles(
 def asked_models(
     policy: TrainablePolicy, environment: Environment, agent: Agent, config: TrainConfig
 ) -> dict[str, ChatModel]:
-    """The models that the environment asks by itself, greedy unless `agent.roles` says otherwise."""
+    """The models that the environment itself calls, greedy unless `agent.roles` sets a temperature."""
     models: dict[str, ChatModel] = {}
     for name in environment.model_names():
         engine, renderer = policy.role_engines[name]

@@ -495,7 +495,7 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             **summary_stats("response_length", lengths),
         }
         external = [e for e in scored if EXTERNAL_AGENT in e.provenance]
-        if external:  # how often an agent's program changed what was said, or began anew
+        if external:  # how often an agent's program changed earlier messages, or started a new conversation
             branches = sum(bool(t.branch_reason) for e in external for t in e.turns)
             metrics["rollout/branches/mean"] = branches / len(external)
         environments = sorted({e.task.environment for e in scored})

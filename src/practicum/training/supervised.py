@@ -44,7 +44,7 @@ class SupervisedTrainer(Trainer):
         return {"data": self.fingerprint}
 
     def restore(self, state: dict[str, Any]) -> None:
-        if state.get("data") not in (None, self.fingerprint):  # checkpoints of earlier versions do not say
+        if state.get("data") not in (None, self.fingerprint):  # checkpoints of earlier versions do not have it
             raise UserError(
                 f"The training data is not what the run in '{self.folder}' began with; put that back, or choose "
                 "another output_dir."

@@ -1,6 +1,6 @@
 """Waits of an episode: deadlines, plain functions in threads, and slots that threads wait for.
 
-`Deadline` is a timeout in which time in a queue does not count: that says nothing about what is waited for. It knows
+`Deadline` is a timeout in which time in a queue does not count, since it depends on other work. It knows
 how much of its time programs of the agent have taken: whose clock ran out decides whether an episode is a failure of
 the agent or an error of its environment.
 

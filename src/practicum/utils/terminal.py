@@ -142,7 +142,7 @@ class Progress:
         from rich.text import Text
 
         status = Text(self.status())
-        # A narrow terminal shortens the bar first: the note says more.
+        # A narrow terminal shortens the bar first: the note matters more.
         left = text_width(self.stream) - cell_len(printable(self.label)) - status.cell_len - 2
         width = max(MIN_BAR_WIDTH, min(BAR_WIDTH, left))
         line = Table.grid(padding=(0, 1), expand=True)
@@ -162,7 +162,7 @@ PLAIN_WIDTH = 100
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether to colour: the stream is a terminal that knows escapes, and NO_COLOR (no-color.org) is not set."""
+    """Whether to colour: the stream is a terminal that supports escapes, and NO_COLOR (no-color.org) is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

@@ -1,6 +1,6 @@
 """The in-process engine: continuous batching over the trainer's own weights.
 
-`LocalEngine` is the scheduler: it admits requests, batches them, stops them and hands results back. What is computed
+`LocalEngine` is the scheduler: it admits requests, batches them, stops them and returns results. What is computed
 for them is a `Runner`'s, and their keys and values are in a `KVCache`. One thread does all of this; requests come from
 the event loop and results go back to it, so a slow tool delays no other episode.
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from practicum.engines.local.runner import RunningRequest
 
 BLOCK_TOKENS = 16
-"""Ids hashed together. A match may end inside a block: the entry's own ids say exactly where."""
+"""Ids hashed together. A match may end inside a block: the entry's own ids are compared to find where."""
 
 
 PrefixKV = tuple[Any, ...]

@@ -59,7 +59,7 @@ class Wire:
     started: bool = False
     """Whether `/create` also starts the task of that number, as TextCraft's server does."""
     facts: tuple[str, ...] = ()
-    """Further GET routes; `ask` answers them."""
+    """Further GET routes; `ask` returns their responses."""
     in_reset: tuple[str, ...] = ()
     """Facts that the response to `/reset` also contains."""
     in_step: tuple[str, ...] = ()
@@ -126,7 +126,7 @@ class AgentGymEnvironment(Environment):
         return None
 
     def progress(self) -> float | None:
-        """Return the progress of the episode, from 0 to 1; None if the environment cannot tell."""
+        """Return the progress of the episode, from 0 to 1; None if it is unknown."""
         return None
 
     def from_brackets(self, call: Call) -> str | None:

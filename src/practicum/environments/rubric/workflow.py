@@ -100,7 +100,7 @@ def _cell_text(value: object) -> str:
 
 
 class TaskStatus(enum.StrEnum):
-    """Where a task of a workflow stands."""
+    """The state of a task of a workflow."""
 
     PENDING = "pending"
     READY = "ready"
