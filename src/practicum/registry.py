@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from practicum import user_files
 from practicum.chat.formats.base import Format
 from practicum.config.fields import annotations_of, describe_type, has_type
 from practicum.environment import Environment
 from practicum.errors import UserError, describe_exception, did_you_mean
 from practicum.rewards.base import Reward
 from practicum.tools.base import Tool
+from practicum.utils import user_files
 
 ENVIRONMENTS = {
     "tools": "practicum.environments.tool_agent:ToolEnvironment",
