@@ -112,8 +112,8 @@ class Policy:
 
     def content_seed(self, messages: Sequence[Message], response_format: Mapping[str, Any] | None = None) -> int:
         """A sampling seed derived from the policy's own seed and the messages."""
-        asked = canonical_json([message_values(messages), response_format])
-        return derive_seed("reply", self.role, self.sampling.seed, asked)
+        content = canonical_json([message_values(messages), response_format])
+        return derive_seed("reply", self.role, self.sampling.seed, content)
 
 
 def message_values(messages: Sequence[Message]) -> list[list[Any]]:

@@ -436,9 +436,9 @@ def check_workers(config: TrainConfig) -> None:
     _check_ray(f"{ROLLOUT_WORKERS}={num_workers}", ", or leave it out")
 
 
-def _check_ray(what: str, otherwise: str) -> None:
+def _check_ray(setting: str, otherwise: str) -> None:
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f"{what} needs Ray: pip install 'practicum[ray]'{otherwise}; see docs/cluster.md.")
+        raise UserError(f"{setting} needs Ray: pip install 'practicum[ray]'{otherwise}; see docs/cluster.md.")
 
 
 def _check_several_ranks(config: TrainConfig, num_ranks: int) -> None:

@@ -21,7 +21,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
-    ast.Pow: lambda a, b: a**b if b == 2 else _no(),
+    ast.Pow: lambda a, b: a**b if b == 2 else _unsolved(),
 }
 
 
@@ -51,7 +51,7 @@ def work_backwards(program: str, output: str) -> tuple[list[str], list[int]] | N
         return None
 
 
-def _no() -> int:
+def _unsolved() -> int:
     raise Unsolved
 
 
@@ -109,17 +109,17 @@ def _solve(node: ast.expr, target: int, working: Working) -> None:
                 raise Unsolved
             if _names(left) and _names(right):
                 _choose(left, op, right, target, working)
-                _solve_operation(_Known(_value(left, working.values)), op, right, target, working)
+                _solve_operation(_Number(_value(left, working.values)), op, right, target, working)
             elif _names(right):
-                _solve_operation(_Known(_value(left, {})), op, right, target, working)
+                _solve_operation(_Number(_value(left, {})), op, right, target, working)
             else:
-                _solve_operation(left, op, _Known(_value(right, {})), target, working)
+                _solve_operation(left, op, _Number(_value(right, {})), target, working)
         case _:
             raise Unsolved
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Number:
     """A side of an operation whose number is known."""
 
     number: int
@@ -133,8 +133,8 @@ def _choose(left: ast.expr, op: ast.operator, right: ast.expr, target: int, work
     for value in range(20):
         trial = Working({names[0]: value})
         try:
-            known = _Known(_value(left, trial.values))
-            _solve_operation(known, op, right, target, trial)
+            number_side = _Number(_value(left, trial.values))
+            _solve_operation(number_side, op, right, target, trial)
         except (Unsolved, ZeroDivisionError):
             continue
         working.values[names[0]] = value
@@ -144,27 +144,27 @@ def _choose(left: ast.expr, op: ast.operator, right: ast.expr, target: int, work
 
 
 def _solve_operation(
-    left: ast.expr | _Known, op: ast.operator, right: ast.expr | _Known, target: int, working: Working
+    left: ast.expr | _Number, op: ast.operator, right: ast.expr | _Number, target: int, working: Working
 ) -> None:
     """Undo one operation: one side of it is known, the other one is solved for."""
     match left, op, right:
-        case _Known(number), ast.Add(), ast.expr() as side:
+        case _Number(number), ast.Add(), ast.expr() as side:
             _next(side, target - number, f"{target} - {_signed(number)}", working)
-        case ast.expr() as side, ast.Add(), _Known(number):
+        case ast.expr() as side, ast.Add(), _Number(number):
             _next(side, target - number, f"{target} - {_signed(number)}", working)
-        case _Known(number), ast.Sub(), ast.expr() as side:
+        case _Number(number), ast.Sub(), ast.expr() as side:
             _next(side, number - target, f"{number} - {_signed(target)}", working)
-        case ast.expr() as side, ast.Sub(), _Known(number):
+        case ast.expr() as side, ast.Sub(), _Number(number):
             _next(side, target + number, f"{target} + {_signed(number)}", working)
-        case (_Known(number), ast.Mult(), ast.expr() as side) | (ast.expr() as side, ast.Mult(), _Known(number)):
+        case (_Number(number), ast.Mult(), ast.expr() as side) | (ast.expr() as side, ast.Mult(), _Number(number)):
             if target % number:
                 raise Unsolved
             _next(side, target // number, f"{target} / {_signed(number)}", working)
-        case ast.expr() as side, ast.FloorDiv(), _Known(number):
+        case ast.expr() as side, ast.FloorDiv(), _Number(number):
             _next(side, target * number, f"{target} * {_signed(number)}", working)
-        case ast.expr() as side, ast.Mod(), _Known(_):
+        case ast.expr() as side, ast.Mod(), _Number(_):
             _next(side, target, str(target), working)
-        case ast.expr() as side, ast.Pow(), _Known(2):
+        case ast.expr() as side, ast.Pow(), _Number(2):
             if target < 0 or math.isqrt(target) ** 2 != target:
                 raise Unsolved
             _next(side, math.isqrt(target), f"sqrt({target})", working)
