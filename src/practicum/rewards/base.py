@@ -21,7 +21,7 @@ from typing import Any, overload
 from practicum.environment import TRAJECTORY, ToolCall
 from practicum.errors import JudgeError, UserError
 from practicum.task import Task
-from practicum.utils.pickling import PickledByPlace
+from practicum.utils.pickling import PickledByReference
 
 JUDGE = "judge"
 """The parameter of a reward that gets a model to call, and the name of that model."""
@@ -39,7 +39,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Reward(PickledByPlace):
+class Reward(PickledByReference):
     """A named scoring function."""
 
     name: str

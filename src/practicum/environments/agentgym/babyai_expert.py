@@ -35,7 +35,7 @@ MAX_PUSHES = 2000
 PRIMITIVES = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", CHECK)
 
 
-class Endless(Exception):
+class EndlessPlanning(Exception):
     """The bot keeps planning without acting."""
 
 
@@ -47,7 +47,7 @@ class BoundedStack(list[Any]):
     def append(self, subgoal: Any) -> None:
         self.pushes += 1
         if len(self) >= MAX_SUBGOALS or self.pushes > MAX_PUSHES:
-            raise Endless
+            raise EndlessPlanning
         super().append(subgoal)
 
 
@@ -94,7 +94,7 @@ def bot_moves(level: str, seed: int) -> list[Move] | None:
         stack.pushes = 0
         try:
             action = bot.replan(action)
-        except (Endless, AssertionError):  # the bot raises an assertion when it has no plan
+        except (EndlessPlanning, AssertionError):  # the bot raises an assertion when it has no plan
             return None
         done, won = do(int(action))
         if done:
