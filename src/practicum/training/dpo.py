@@ -21,17 +21,17 @@ from practicum.config.dpo import DPOTrainingConfig
 from practicum.config.fields import check_fields, default_of
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.training.learner import OptimizerSettings, learning_rate
+from practicum.training.learner import learning_rate
 from practicum.training.micro_batches import Sample
 from practicum.training.objective import CROSS_ENTROPY, compute_logprobs
 from practicum.training.run import Run
 from practicum.training.settings import RunSettings
-from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
+from practicum.training.supervised import SupervisedTrainer, UpdateSettings, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
 
 
 @dataclass(frozen=True)
-class DPOSettings:
+class DPOSettings(UpdateSettings):
     """How to train on preference pairs, under the names of the configuration's keys.
 
     One update is over `batch_size * gradient_accumulation_steps` pairs.
@@ -55,15 +55,6 @@ class DPOSettings:
         check_fields(self, "training.")
         preference_loss(self.loss)
         learning_rate(0, 1, self.learning_rate, self.scheduler_type)
-
-    @property
-    def update_size(self) -> int:
-        """Pairs of one update."""
-        return self.batch_size * self.gradient_accumulation_steps
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(self.learning_rate, self.weight_decay, grad_clip=self.max_grad_norm)
 
 
 @dataclass(frozen=True)
