@@ -31,7 +31,7 @@ MIN_STANDARD_ERRORS = 6.0
 """Standard errors that the share must lie from 1 (or 0) for the update to be called lost (or proven)."""
 MAX_NOISE_RATIO = 5.0
 """How many times its median so far the difference between engine and learner may be."""
-ALLOWED_DIFFERENCE = 1e-4
+ALLOWED_RMS_DIFFERENCE = 1e-4
 """Root mean square difference per token that is always allowed: float32 in another order of summation."""
 LOGPROB_RESOLUTION = 1e-5
 """Log-probs closer than this count as equal."""
@@ -93,7 +93,7 @@ class Canary:
         """The root mean square difference that still counts as the engine's noise."""
         if not self._noise:
             return self.limit
-        return max(ALLOWED_DIFFERENCE, MAX_NOISE_RATIO * statistics.median(self._noise))
+        return max(ALLOWED_RMS_DIFFERENCE, MAX_NOISE_RATIO * statistics.median(self._noise))
 
     def judge(self, version: int, fresh: ProbeLogprobs, rescored: ProbeLogprobs | None) -> CanaryReport:
         """Judge an update by replies that the engine just sampled (`fresh`) and by `probes` scored again (`rescored`).

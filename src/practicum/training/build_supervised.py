@@ -45,7 +45,7 @@ from practicum.training.run import Run, TrainState
 from practicum.training.sft import SFTSettings, SFTTrainer, without_too_long
 from practicum.training.supervised import SupervisedTrainer, place_adapter, supervised_run_settings
 from practicum.training.text_dataset import read_demonstration_rows
-from practicum.training.trainable_policy import GPU_TOKENS, ShardingSettings, TrainablePolicy
+from practicum.training.trainable_policy import GPU_MICRO_BATCH_TOKENS, ShardingSettings, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory, is_trained, learned_roles
 from practicum.utils.concurrency import run_async
 from practicum.utils.tables import percent
@@ -82,7 +82,7 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
             training.use_dora, training.use_rslora,
         )  # fmt: skip
         loaded = lora.add_adapter(loaded, settings, training.seed)
-    limits = MicroBatchLimits(GPU_TOKENS if on.on_gpu else MicroBatchLimits.tokens, training.batch_size)
+    limits = MicroBatchLimits(GPU_MICRO_BATCH_TOKENS if on.on_gpu else MicroBatchLimits.tokens, training.batch_size)
     is_sharded = training.strategy == "fsdp2" and ranks.num_ranks() > 1
     sharding = ShardingSettings(has_engine=False) if is_sharded else None
     policy = TrainablePolicy(loaded, template, max_batch=on.batch_size, limits=limits, sharding=sharding)

@@ -38,7 +38,7 @@ from contextvars import ContextVar, Token
 from typing import Any, ParamSpec, TypeVar
 
 _current: ContextVar[Deadline | None] = ContextVar("practicum_deadline", default=None)
-SHARE_OF_JUDGE = 0.8
+MAX_JUDGE_SHARE = 0.8
 """Share of the time left that a judge may use: the rest is for starting and ending what it runs."""
 
 
@@ -181,7 +181,7 @@ def half_used() -> bool:
 
 def judge_seconds(maximum: float) -> float:
     """Return the seconds that a judge of the agent's program may take: it must end before the deadline in force."""
-    return min(maximum, SHARE_OF_JUDGE * seconds_left())
+    return min(maximum, MAX_JUDGE_SHARE * seconds_left())
 
 
 @contextlib.contextmanager

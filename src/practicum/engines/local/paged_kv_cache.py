@@ -24,7 +24,7 @@ from practicum.models.decoder import Shape
 if TYPE_CHECKING:
     from practicum.engines.local.runner import RunningRequest
 
-FIRST_BLOCK = 64
+FIRST_BLOCK_KEYS = 64
 """Keys of the first two blocks: short prompts read half as much."""
 PAGE_MULTIPLE = 8
 """Pages by which a large tensor grows."""
@@ -32,7 +32,7 @@ PAGE_MULTIPLE = 8
 
 def block_start(block: int) -> int:
     """The first key of a block."""
-    return FIRST_BLOCK * block if block < 2 else KEY_BUCKET * (block - 1)
+    return FIRST_BLOCK_KEYS * block if block < 2 else KEY_BUCKET * (block - 1)
 
 
 def block_size(block: int) -> int:
@@ -42,7 +42,7 @@ def block_size(block: int) -> int:
 
 def block_count(keys: int) -> int:
     """The number of blocks that hold `keys` keys."""
-    return 1 if keys <= FIRST_BLOCK else 1 + -(-keys // KEY_BUCKET)
+    return 1 if keys <= FIRST_BLOCK_KEYS else 1 + -(-keys // KEY_BUCKET)
 
 
 def num_full_blocks(keys: int) -> int:
