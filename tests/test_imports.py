@@ -20,7 +20,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("training",),
     ("planner",),
     ("evaluation",),
-    ("collector", "task_snapshot"),
+    ("collector",),
     ("rollout_settings",),
     ("rollout_setup",),
     ("rollout",),
@@ -39,7 +39,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("resources",),
     ("task",),
     ("utils",),
-    ("errors", "user_files"),
+    ("errors",),
 )
 LEVEL = {part: level for level, parts in enumerate(LAYERS) for part in parts}
 

@@ -32,7 +32,9 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     venv.create(environment, symlinks=True, with_pip=False)
     packages = next((environment / "lib").glob("python*/site-packages"))
     (wheel,) = folder.glob("practicum-*.whl")
-    subprocess.run([*pip, "install", "--no-deps", "--no-index", "--prefix", str(environment), str(wheel)], check=True)
+    # Without --ignore-installed pip would first uninstall an editable install from the environment that runs the tests.
+    install = [*pip, "install", "--ignore-installed", "--no-deps", "--no-index", "--prefix", str(environment)]
+    subprocess.run([*install, str(wheel)], check=True)
     (packages / "dependencies.pth").write_text("\n".join(site.getsitepackages()))
     script = environment / "bin" / "practicum"
     lines = script.read_text().splitlines()

@@ -1,4 +1,4 @@
-"""A manager and a worker: the manager sees four digits and names the second, the worker adds three to what it is told.
+"""A manager and a worker: the manager sees four digits and names the second, the worker adds three to that digit.
 
 The worker is shown nothing but the manager's word, so an episode succeeds only where both are right.
 """
@@ -25,17 +25,17 @@ class ManagerWorker(Environment):
         return [Task(f"{split}-{n}", self.name, split, {"digits": list(row)}) for n, row in enumerate(rows)]
 
     async def reset(self, task, seed):
-        self.told, self.answer = None, str((task.fields["digits"][1] + 3) % 10)
+        self.digit, self.answer = None, str((task.fields["digits"][1] + 3) % 10)
         shown = " ".join(map(str, task.fields["digits"]))
         return Observation((Message("user", f"Second: {shown}"),), role=MANAGER)
 
     async def step(self, action: Action) -> Step:
-        if self.told is None:
-            self.told = action.content.strip()
-            return Step(Observation((Message("user", f"Add 3: {self.told}"),), role=WORKER, fresh=True))
+        if self.digit is None:
+            self.digit = action.content.strip()
+            return Step(Observation((Message("user", f"Add 3: {self.digit}"),), role=WORKER, fresh=True))
         right = action.content.strip() == self.answer
-        worker_right = self.told.isdigit() and action.content.strip() == str((int(self.told) + 3) % 10)
-        manager_right = self.told.isdigit() and str((int(self.told) + 3) % 10) == self.answer
+        worker_right = self.digit.isdigit() and action.content.strip() == str((int(self.digit) + 3) % 10)
+        manager_right = self.digit.isdigit() and str((int(self.digit) + 3) % 10) == self.answer
         own = {WORKER: float(worker_right), MANAGER: float(manager_right)}
         return Step(reward=float(right), terminated=True, role_rewards=own)
 

@@ -45,7 +45,7 @@ class ExternalAgent:
     reward_from: str = "environment"
     """environment: its reward for the answer; callback: what the agent posts; exit_code: 0 is 1, another is 0."""
     keep_system: bool = False
-    """Whether a conversation goes on where the agent renders its system message anew at each call."""
+    """Whether a conversation continues where the agent renders its system message again at each call."""
     train_abandoned: bool = False
     """Whether replies are trained of which the agent used another one to the same prompt."""
     sandbox: bool = False

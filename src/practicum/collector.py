@@ -78,7 +78,7 @@ class CollectResult:
 
     @property
     def unscored_warning(self) -> str | None:
-        """A sentence if too many episodes are unscored, which says what to do; None otherwise."""
+        """A sentence with the remedy if too many episodes are unscored; None otherwise."""
         num_unscored = len(self.rows) - len(self.rewards)
         if num_unscored <= MAX_UNSCORED_SHARE * len(self.rows):
             return None
@@ -115,7 +115,7 @@ def collect(settings: CollectSettings, *, progress: bool = True, log: Callable[[
 
 
 def plan_collection(settings: CollectSettings, log: Callable[[str], None] = print) -> Collection:
-    """What the settings ask for, before any model is loaded."""
+    """The environment, agent and tasks of the settings, before any model is loaded."""
     environment = settings.make_environment()
     tasks = settings.select_tasks(environment)
     if settings.sample_size is not None and len(tasks) < settings.sample_size:

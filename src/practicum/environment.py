@@ -83,7 +83,7 @@ class Observation:
     """Why the prompt does not go on from the role's last turn, in words for a reader: "edited reply", "retry". Where it
     is empty, the agent loop says what it knows."""
     action: Action | None = None
-    """The role's action, where the environment chose it and no model is asked: one from a cache, a macro, a script. It
+    """The role's action, where the environment chose it and no model is called: one from a cache, a macro, a script. It
     is recorded as a turn without tokens, which is never trained, and goes to `step` as any other."""
     source: str = ""
     """Who chose `action`, such as "cache"."""
@@ -109,7 +109,7 @@ class Step:
     success: bool | None = None
     """Whether the task was solved; None: solved if the reward of the terminating step is above 0."""
     progress: float | None = None
-    """Share of the task that is done, from 0 to 1; None if it cannot be told."""
+    """Share of the task that is done, from 0 to 1; None if unknown."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """JSON that is recorded with the turn and never shown to the agent."""
     role_rewards: Mapping[str, float] = field(default_factory=dict)
@@ -135,7 +135,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A model's reply outside of an episode; `data` is its JSON, where a response format was asked for and it has one.
+    """A model's reply outside of an episode; `data` is its JSON, where a response format was requested and it has one.
 
     `logprobs` are None where the engine does not report them.
     """
@@ -156,7 +156,7 @@ class Reply:
 
 
 class ChatModel(Protocol):
-    """A model that environments and rewards may ask: a judge, a simulated user."""
+    """A model that environments and rewards may call: a judge, a simulated user."""
 
     async def reply(
         self,
@@ -211,7 +211,7 @@ class Environment(SharesResources, abc.ABC):
     """The roles that act in an episode. The first is the policy's own: it is trained unless `agent.train_roles` names
     others."""
     models: Mapping[str, ChatModel] = {}
-    """The models that the environment asks by itself, by name (see `model_names`); they are set before `reset`."""
+    """The models that the environment itself calls, by name (see `model_names`); they are set before `reset`."""
     tool_seconds: float | None = None
     """Seconds that one call of a tool may take, where `agent.deadlines.tool` says so; set before `reset`."""
     formats: ClassVar[tuple[str, ...]] = ("hf", "react")
@@ -271,7 +271,7 @@ class Environment(SharesResources, abc.ABC):
         return {key: value for key, value in options.items() if key not in agent}, agent
 
     def model_names(self) -> tuple[str, ...]:
-        """Return the names of the models that it asks, such as a judge or a simulated user."""
+        """Return the names of the models that it calls, such as a judge or a simulated user."""
         return ()
 
     def tasks(self, split: str, count: int, seed: int = 0) -> Sequence[Task]:

@@ -33,15 +33,15 @@ class JudgeError(Exception):
     """A reward could not be computed; the episode ends as `judge_error`."""
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
+def nearest_name(name: str, names: Iterable[str]) -> str:
     """Return " Did you mean ...?" for a misspelt name, or "" where no known one is near."""
-    close = difflib.get_close_matches(name, sorted(known), n=1, cutoff=0.5)
+    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
     return f" Did you mean '{close[0]}'?" if close else ""
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """Return a hint for a misspelt name: " Did you mean ...?" or " Known: ..."."""
-    options = sorted(known)
+    options = sorted(names)
     return nearest_name(name, options) or (f" Known: {', '.join(options)}." if options else "")
 
 

@@ -1,7 +1,7 @@
 """A policy: an engine, a renderer, a reply format and sampling settings, which together turn messages into a reply.
 
 The agent loop acts with one policy per role. The same object answers outside of an episode (`Policy.reply`): a judge, a
-simulated user, a planner or a server asks it. `Conversation` is what one role was shown in one episode, as ids.
+simulated user, a planner or a server calls it. `Conversation` is what one role was shown in one episode, as ids.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Policy:
         Without a `seed` the sampling seed is made of the messages, so the same question gets the same answer.
         `response_format` is that of the chat completions API ({"type": "json_object"}, a JSON schema) or one of
         `chat/response_format.py`; None: the policy's own. A local engine samples among the tokens that it allows, a
-        server is told of it, and `Reply.data` is the JSON of a reply that has it.
+        server gets it as a parameter, and `Reply.data` is the JSON of a reply that has it.
         """
         response_format = self.response_format if response_format is None else response_format
         conversation = Conversation(self, f"reply#{next(_sessions)}")
@@ -111,9 +111,9 @@ class Policy:
         )
 
     def content_seed(self, messages: Sequence[Message], response_format: Mapping[str, Any] | None = None) -> int:
-        """A sampling seed made of the policy's own seed and what it is asked."""
-        asked = canonical_json([message_values(messages), response_format])
-        return derive_seed("reply", self.role, self.sampling.seed, asked)
+        """A sampling seed derived from the policy's own seed and the messages."""
+        content = canonical_json([message_values(messages), response_format])
+        return derive_seed("reply", self.role, self.sampling.seed, content)
 
 
 def message_values(messages: Sequence[Message]) -> list[list[Any]]:
@@ -122,7 +122,7 @@ def message_values(messages: Sequence[Message]) -> list[list[Any]]:
 
 
 class Judge:
-    """A policy that scores: an engine that fails is a `JudgeError`, and the same question is asked once.
+    """A policy that scores: an engine that fails is a `JudgeError`, and the same question is sent once.
 
     So is a reply that takes longer than `seconds`; None: the caller's limit alone.
     """

@@ -24,7 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def htdag_planner(request: pytest.FixtureRequest) -> HTDAGPlanner:
-    """A planner without a language model: the promoted policy if it is asked for, else heuristics."""
+    """A planner without a language model: the promoted policy if it is requested, else heuristics."""
     from practicum.planner import HTDAGPlanner
     from practicum.planner.htdag_planner import trained_policy_wanted
 

@@ -169,7 +169,7 @@ class Quickstart:
         """Evaluate, train by SFT and RL, and evaluate after each; returns the summary."""
         null = await self._evaluate_scripted("null")
         base = await self._evaluate("base")
-        await self._train_sft(await self._collect_demonstrations())
+        await self._train_sft(await self.collect_demonstrations())
         results = {"null": null, "base": base, "sft": await self._evaluate("sft")}
         if self.sft_only:
             return self._report(results, [])
@@ -177,7 +177,7 @@ class Quickstart:
         self.policy.save(self.out / "rl" / "model")
         return self._report(results | {"rl": await self._evaluate("rl")}, curve)
 
-    async def _collect_demonstrations(self) -> list[Trajectory]:
+    async def collect_demonstrations(self) -> list[Trajectory]:
         tasks = self.demonstration_tasks()
         agent = self.agent(1.0)
         engine = ScriptedEngine.of("expert", self.make_environment(), make_format(agent.format), self.policy.renderer)
@@ -316,7 +316,7 @@ class Quickstart:
 
 
 def comparison_figures(gain: Comparison) -> dict[str, Any]:
-    """What summary.json says of RL against SFT."""
+    """The comparison of RL with SFT in summary.json."""
     return {
         "difference": gain.success.difference,
         "difference_low": gain.success.interval.low,

@@ -12,13 +12,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from practicum import user_files
 from practicum.chat.formats.base import Format
 from practicum.config.fields import annotations_of, describe_type, has_type
 from practicum.environment import Environment
 from practicum.errors import UserError, describe_exception, did_you_mean
 from practicum.rewards.base import Reward
 from practicum.tools.base import Tool
+from practicum.utils import user_files
 
 ENVIRONMENTS = {
     "tools": "practicum.environments.tool_agent:ToolEnvironment",
@@ -187,7 +187,7 @@ def _resolve(kind: str, name: str, table: dict[str, str]) -> Any:
 
 @functools.cache
 def _import(target: str) -> Any:
-    """Return the object at `module:attribute`; every episode asks for several."""
+    """Return the object at `module:attribute`; every episode looks up several."""
     module, _, attribute = target.partition(":")
     return getattr(importlib.import_module(module), attribute)
 

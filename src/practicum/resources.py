@@ -1,7 +1,7 @@
 """What all episodes of a run share: a browser, a search index, a cache.
 
 A `Resource` is opened once per run, before the first episode that needs it, checked before and after every episode,
-opened again where it died, and closed on every way out of the run. One that has state is part of the checkpoint.
+opened again after it failed, and closed on every exit of the run. One that has state is part of the checkpoint.
 
 Shared state is frozen while episodes run: they read what was committed before and never each other's writes. What they
 write is collected, put in the order of the plan (tasks, then attempts) whatever the order in which episodes end, and
@@ -21,17 +21,17 @@ from practicum.task import Task
 from practicum.utils.concurrency import perform
 
 OPEN_SECONDS = 300.0
-"""Seconds that opening a resource may take, where nothing else is said."""
+"""Seconds that opening a resource may take by default."""
 HEALTH_SECONDS = 10.0
 """Seconds after which a health check that does not answer counts as failed."""
 CLOSE_SECONDS = 30.0
-"""Seconds that closing may take; the run goes on without waiting longer."""
+"""Seconds that closing may take; the run does not wait longer."""
 MAX_FAILED_OPENS = 3
 """Failures to open in a row after which the run stops."""
 
 
 class ResourceError(Exception):
-    """A resource could not be opened or died during an episode; the episode is not scored."""
+    """A resource could not be opened or failed during an episode; the episode is not scored."""
 
 
 class Resource:
@@ -45,14 +45,14 @@ class Resource:
         """Raise UserError where it is clear before anything is loaded that it cannot be opened; must be quick."""
 
     async def open(self) -> None:
-        """Start it. Called once per run, and again after it died: state must be kept in this object."""
+        """Start it. Called once per run, and again after it failed: state must be kept in this object."""
 
     async def healthy(self) -> bool:
-        """Whether it works; asked before and after every episode that uses it, so it must be quick."""
+        """Whether it works; called before and after every episode that uses it, so it must be quick."""
         return True
 
     async def close(self) -> None:
-        """End it. Also called after an `open` that failed, and after it died."""
+        """End it. Also called after an `open` that failed, and after it failed itself."""
 
     def state_dict(self) -> Any:
         """Return its state as plain JSON, for the checkpoint; None: it has no state. It need not be open."""
@@ -86,7 +86,7 @@ class _OpenResource:
         self._lock = asyncio.Lock()
 
     async def ready(self, open_seconds: float) -> int:
-        """Open it if it is not open, and again if it died; return how often it was opened."""
+        """Open it if it is not open, and again if it failed; return how often it was opened."""
         async with self._lock:
             if self._fatal is not None:
                 raise self._fatal
@@ -337,12 +337,12 @@ class EpisodeResources(Mapping[str, Any]):
         return EpisodeResources(self._run, f"{self._prefix}{name}/", self._root)
 
     async def ready(self, names: Sequence[str]) -> None:
-        """Open these resources, or those of them that died."""
+        """Open these resources, or those of them that failed."""
         for name in names:
             self._used[name] = await self._run[self._prefix + name].ready(self._run.open_seconds)
 
     async def check(self) -> None:
-        """Raise ResourceError where one of the used resources died since `ready`."""
+        """Raise ResourceError where one of the used resources failed since `ready`."""
         for name, num_opened in self._used.items():
             if not await self._run[self._prefix + name].is_same(num_opened):
                 raise ResourceError(f"the resource '{self._prefix}{name}' died during the episode")

@@ -53,7 +53,7 @@ MakeEnvironment = Callable[[], Environment]
 
 
 def with_models(make_environment: MakeEnvironment, models: Mapping[str, ChatModel]) -> MakeEnvironment:
-    """Return a function whose environments have models to ask."""
+    """Return a function whose environments have models to call."""
 
     def make() -> Environment:
         environment = make_environment()
@@ -124,7 +124,7 @@ class Episode:
             await self._make_environment()
             async with asyncio.timeout(self.agent.deadlines.episode):
                 outcome = await self._run_turns()
-            await self.resources.check()  # an agent whose browser died has not failed
+            await self.resources.check()  # an agent whose browser crashed has not failed
             return outcome, None
         except AgentTimeout as error:
             return Outcome.FAILURE, str(error)

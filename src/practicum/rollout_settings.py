@@ -68,7 +68,7 @@ class RolloutSettings:
     """The form that replies must have (`chat/response_format.py`), a JSON file that holds it, or the folder of a run
     that was trained with one; None: any text."""
     roles: Mapping[str, str] = field(default_factory=dict)
-    """Policies of single roles, and of models that the environment asks, by name: NAME of a model, or MODEL@URL."""
+    """Policies of single roles, and of models that the environment calls, by name: NAME of a model, or MODEL@URL."""
     seed: int = 0
     concurrency: int = 64
     """Episodes that run at the same time, at most."""

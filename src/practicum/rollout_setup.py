@@ -49,8 +49,8 @@ class RolloutSetup:
     template: str | None
     policies: Mapping[str, Policy] = field(default_factory=dict)
     """The policies of roles that do not act with `engine`."""
-    asked: Mapping[str, Policy] = field(default_factory=dict)
-    """The policies of the models that the environment asks by itself."""
+    model_policies: Mapping[str, Policy] = field(default_factory=dict)
+    """The policies of models that the environment itself calls, such as a judge."""
     resources: RunResources = field(default_factory=RunResources)
     """What all episodes share."""
 
@@ -58,7 +58,7 @@ class RolloutSetup:
         """Close all engines, and what episodes shared."""
         await self.resources.close()
         engines = {id(self.engine): self.engine}
-        engines |= {id(one.engine): one.engine for one in (*self.policies.values(), *self.asked.values())}
+        engines |= {id(one.engine): one.engine for one in (*self.policies.values(), *self.model_policies.values())}
         for engine in engines.values():
             await engine.close()
 
@@ -135,9 +135,9 @@ def make_rollout_setup(
     model, adapter or run), or the name of a model served at `url`. Replies of a scripted policy or of a server are
     tokenised for `model`. `options` are the environment's own. The model is loaded onto `device`; by default that is a
     GPU where there is one. `ref` is the model, where it is resolved already. `roles` names the policies of single roles
-    and of models that the environment asks, as `policy` does, with `@URL` behind the name of a server's model; roles
+    and of models that the environment calls, as `policy` does, with `@URL` behind the name of a server's model; roles
     without one act with `policy`, or with the adapter that the trained policy has for them. `response_format` is the
-    form that the agent's replies must have; models that the environment asks are free. `external` is the agent's own
+    form that the agent's replies must have; models that the environment calls are free. `external` is the agent's own
     program, which then acts instead of the agent loop.
     """
     make_environment, format_name = environment_maker(environment, format, options)
@@ -155,7 +155,7 @@ def make_rollout_setup(
         check_policy_name(policy, instance)
         ref = ref or resolve_model(policy)
     check_role_names(instance, roles or {})
-    check_asked_models(instance, roles or {}, "name it with --role {name}=MODEL")
+    check_model_names(instance, roles or {}, "name it with --role {name}=MODEL")
     resources = instance.run_resources(agent.deadlines.open)
     engine, renderer, name = _engine(instance, policy, agent.format, model, template, url, device, ref)
     setup = RolloutSetup(make_environment, instance, agent, engine, renderer, name, template, resources=resources)
@@ -163,27 +163,27 @@ def make_rollout_setup(
     policies = _role_policies(chosen, instance, agent, model, template, device)
     if not policies:
         return setup
-    asked = {role: one for role, one in policies.items() if role in instance.model_names()}
-    models: dict[str, ChatModel] = {role: Judge(one, agent.deadlines.judge) for role, one in asked.items()}
+    model_policies = {role: one for role, one in policies.items() if role in instance.model_names()}
+    models: dict[str, ChatModel] = {role: Judge(one, agent.deadlines.judge) for role, one in model_policies.items()}
     return replace(
         setup,
         make_environment=with_models(make_environment, models) if models else make_environment,
-        policies={role: one for role, one in policies.items() if role not in asked},
-        asked=asked,
+        policies={role: one for role, one in policies.items() if role not in model_policies},
+        model_policies=model_policies,
     )
 
 
 def _role_policies(
     chosen: Mapping[str, str], instance: Environment, agent: Agent, model: str, template: str | None, device: Device
 ) -> dict[str, Policy]:
-    """The policies of roles; models that the environment asks by itself are greedy and may reply in any form."""
+    """The policies of roles; models that the environment itself calls are greedy and may reply in any form."""
     policies: dict[str, Policy] = {}
-    for role, spoken in chosen.items():
-        named, where = split_url(spoken)
-        own_template = template if named in scripted_names(instance) else None
-        engine, renderer, _ = _engine(instance, named, agent.format, model, own_template, where, device, None)
-        asked = RoleSettings(temperature=0.0, response_format=ANY_TEXT)
-        settings = asked if role in instance.model_names() else RoleSettings()
+    for role, source in chosen.items():
+        name, role_url = split_url(source)
+        own_template = template if name in scripted_names(instance) else None
+        engine, renderer, _ = _engine(instance, name, agent.format, model, own_template, role_url, device, None)
+        is_called = role in instance.model_names()
+        settings = RoleSettings(temperature=0.0, response_format=ANY_TEXT) if is_called else RoleSettings()
         policies[role] = settings.policy(engine, renderer, agent, role)
     return policies
 
@@ -208,25 +208,25 @@ def check_policy_name(policy: str, environment: Environment) -> None:
 
 def split_url(role: str) -> tuple[str, str | None]:
     """Return model and URL of MODEL@URL; the URL is None where there is only a model, whose path may have an @."""
-    model, found, rest = role.partition("@http")
-    return model, f"http{rest}" if found else None
+    model, separator, rest = role.partition("@http")
+    return model, f"http{rest}" if separator else None
 
 
 def check_role_names(
-    environment: Environment, names: Iterable[str], *, known: Sequence[str] | None = None, key: str = ""
+    environment: Environment, names: Iterable[str], *, allowed: Sequence[str] | None = None, key: str = ""
 ) -> None:
     """Refuse roles that the environment does not have; `key` is the configuration key that names them."""
-    known = (*environment.roles, *environment.model_names()) if known is None else known
+    allowed = (*environment.roles, *environment.model_names()) if allowed is None else allowed
     for name in names:
-        if name not in known:
+        if name not in allowed:
             raise UserError(
                 f"{key}{': ' if key else ''}'{environment.name}' has no role '{name}': it has "
-                f"{', '.join(known)}.{did_you_mean(name, known)}"
+                f"{', '.join(allowed)}.{did_you_mean(name, allowed)}"
             )
 
 
-def check_asked_models(environment: Environment, names: Collection[str], remedy: str) -> None:
-    """Refuse an environment that asks a model which is not among `names`; `remedy` says how {name} is named."""
+def check_model_names(environment: Environment, names: Collection[str], remedy: str) -> None:
+    """Refuse an environment that calls a model which is not among `names`; `remedy` tells how to name {name}."""
     for name in environment.model_names():
         if name not in names:
             raise UserError(f"'{environment.name}' asks a model named '{name}': {remedy.format(name=name)}.")

@@ -28,7 +28,7 @@ EXTERNAL_AGENT = "external_agent"
 class Attempt:
     """One episode to run: a task, the index of the attempt at it, and the seeds it runs under.
 
-    Episodes of one `group` are compared with each other by group-relative estimators; "" stands for the task's id.
+    Episodes of one `group` are compared with each other by group-relative estimators; "" means the task's id.
     """
 
     task: Task
@@ -126,7 +126,7 @@ class Span:
 class Turn:
     """One turn of one role: the new spans of its prompt, then the sampled span, then reward, progress and info.
 
-    The spans follow those of the turn `continues`; None stands for the role's last turn that has spans. `restart` is
+    The spans follow those of the turn `continues`; None means the role's last turn that has spans. `restart` is
     true when the prompt continues no turn (a role's first turn, a fresh prompt, or a history from which something was
     removed): the learner then begins a new sequence. An action that no model wrote has no sampled span, and no spans at
     all where no prompt shows it.
@@ -306,7 +306,7 @@ class Trajectory:
 def learned_roles(episode: Trajectory, roles: Collection[str] | None = None) -> Collection[str] | None:
     """Return the roles whose replies are learned from a recorded episode; None: all.
 
-    They are `roles` where these are named, else the ones that the episode says were in training: the policy's own.
+    They are `roles` where these are named, else the ones that the episode records as trained: the policy's own.
     """
     recorded = episode.provenance.get(TRAIN_ROLES)
     if roles is None and isinstance(recorded, list | tuple) and all(isinstance(role, str) for role in recorded):

@@ -105,10 +105,10 @@ def test_the_rate_of_a_resumed_job_counts_what_this_process_did() -> None:
     line = Progress("train", 1000, stream=io.StringIO(), shown=False)
     line.done = 900
     with line:
-        assert "left" not in line._status()
+        assert "left" not in line.status()
         line.advance(1)
-        line._started -= 10
-        assert "0.1/s  16:3" in line._status()
+        line.started -= 10
+        assert "0.1/s  16:3" in line.status()
 
 
 def test_without_peft_an_adapter_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

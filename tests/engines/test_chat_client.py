@@ -217,7 +217,7 @@ def post_to(answers: list[int | None], count: int, monkeypatch: pytest.MonkeyPat
     async def run() -> list[Any]:
         client = ChatClient("http://127.0.0.1/v1", 20.0)
         http = httpx.AsyncClient(transport=httpx.MockTransport(answer))
-        monkeypatch.setattr(client, "_http_client", lambda: http)
+        monkeypatch.setattr(client, "http_client", lambda: http)
         return [(await asyncio.gather(client.post({}), return_exceptions=True))[0] for _ in range(count)]
 
     return asyncio.run(run())

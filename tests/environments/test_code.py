@@ -242,14 +242,14 @@ def test_a_step_s_deadline_stands_still_until_its_program_has_a_place(
     monkeypatch: pytest.MonkeyPatch, action: Action
 ) -> None:
     narrow = Sandbox(base.current().launcher, concurrency=1)
-    monkeypatch.setattr(narrow, "_execute", lambda *given: Result("compiled\n", "", 0, Reason.OK, 0.0))
+    monkeypatch.setattr(narrow, "execute", lambda *given: Result("compiled\n", "", 0, Reason.OK, 0.0))
     monkeypatch.setattr(base, "current", lambda: narrow)
     world = CodeEnvironment()
     task = Task("t", "code", "train", {"question": "?", "test_cases": [{"call": "f(1)", "expected": 1}]})
 
     async def wait() -> Step:
         await world.reset(task, 0)
-        with slot(narrow._slots):
+        with slot(narrow.slots):
             asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(world.step(action)))
             await asyncio.sleep(0.7)
         return await asking

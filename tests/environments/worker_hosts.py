@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from practicum.environments.worker_child import Broken
+from practicum.environments.worker_child import EngineBroken
 from practicum.errors import UserError
 
 
@@ -65,7 +65,7 @@ class Counter:
         raise UserError("Do otherwise.")
 
     def break_(self, session: int) -> None:
-        raise Broken("the engine is gone")
+        raise EngineBroken("the engine is gone")
 
     def sicken(self, session: int) -> None:
         self.sick = True

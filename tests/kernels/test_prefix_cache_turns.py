@@ -36,7 +36,7 @@ MakeEngine = Callable[..., LocalEngine]
 
 def contents(cache: CudaKVCache, entry: CachedPrefix) -> torch.Tensor:
     """The keys and values of a cached prefix [layers, 2, K, tokens, D]."""
-    pages = [cache.pool.chunks[page.place[0]][page.place[1]] for page in entry.kv]
+    pages = [cache.pool.chunks[page.location[0]][page.location[1]] for page in entry.kv]
     return torch.cat(pages, 3)[..., : len(entry.ids), :].clone()
 
 

@@ -34,7 +34,7 @@ def test_product_and_gradient_are_those_of_the_dequantised_weights(biased: bool)
     bias = torch.randn(24) if biased else None
     x = torch.randn(3, 5, 40, requires_grad=True)
     exact = x.detach().double().requires_grad_()
-    found = quantisation._Int8Linear.apply(x, integers, scale, bias)
+    found = quantisation.Int8Linear.apply(x, integers, scale, bias)
     weight = integers.double() * scale.double()[:, None] / 127
     expected = F.linear(exact, weight, None if bias is None else bias.double())
     gradient = torch.randn_like(found)

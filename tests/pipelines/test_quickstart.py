@@ -94,7 +94,7 @@ def test_problems_of_all_stages_have_all_levels_and_differ(tmp_path: Path, monke
     found: dict[str, list[Task]] = {}
 
     async def stages(quick: Quickstart) -> None:
-        demonstrations = await quick._collect_demonstrations()
+        demonstrations = await quick.collect_demonstrations()
         assert all(episode.reward == 1 for episode in demonstrations)
         found["demonstrations"] = [episode.task for episode in demonstrations]
         found["RL"] = quick.tasks("train", 12, 2)

@@ -49,13 +49,13 @@ def test_the_next_plan_uses_the_version_that_current_was_switched_to(
         first = planner.policy
         assert isinstance(first, LocalClient)
         assert version_of(planner) == "0001"
-        assert first._policy is not None
+        assert first.is_loaded
         await planner.decompose_task("buy a lamp")
         assert planner.policy is first  # nothing was switched: the model stays loaded
         registry.promote("htdag", tmp_path / "model", {}, "better")
         await planner.decompose_task("buy a lamp")
         assert version_of(planner) == "0002"
-        assert first._policy is None  # its engine is closed
+        assert not first.is_loaded  # its engine is closed
         assert planner.llm_calls == 3
         registry.rollback("htdag", "worse after all")
         await planner.decompose_task("buy a lamp")
@@ -81,17 +81,17 @@ def test_the_next_plan_uses_the_version_that_current_was_switched_to(
 def test_a_plan_under_way_ends_with_the_version_it_began_with(registry: ModelRegistry, tmp_path: Path) -> None:
     async def use() -> None:
         planner = HTDAGPlanner(use_trained_policy=True)
-        async with planner._policy_of_one_plan() as under_way:
+        async with planner.policy_of_one_plan() as under_way:
             assert isinstance(under_way, LocalClient)
             registry.promote("htdag", tmp_path / "model", {}, "better")
             await planner.decompose_task("buy a lamp")
             assert version_of(planner) == "0002"
             assert under_way is not planner.policy
             under_way.policy  # noqa: B018 - it is loaded and used while the other one plans
-            assert under_way._policy is not None
-        assert under_way._policy is None
+            assert under_way.is_loaded
+        assert not under_way.is_loaded
         assert isinstance(planner.policy, LocalClient)
-        assert planner.policy._policy is not None
+        assert planner.policy.is_loaded
         await planner.policy.close()
 
     asyncio.run(use())

@@ -158,7 +158,7 @@ def test_a_level_that_does_not_hold_is_not_used(sandbox: Sandbox, monkeypatch: p
 
 def test_the_process_s_own_sandbox(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(base, "settings", base.Settings("rlimits", 3))
-    monkeypatch.setattr(base, "_opened", {})
+    monkeypatch.setattr(base, "opened", {})
     assert base.current() is base.current()
     assert base.current().concurrency == 3
     assert capsys.readouterr().err.count("sandbox: ") == 1
@@ -348,7 +348,7 @@ def test_waiting_for_a_place_is_not_the_caller_s_time(
 ) -> None:
     narrow = Sandbox(sandbox.launcher, concurrency=1)
     work = 0.0
-    monkeypatch.setattr(narrow, "_execute", lambda *given: time.sleep(work))
+    monkeypatch.setattr(narrow, "execute", lambda *given: time.sleep(work))
 
     async def ask() -> None:
         if way == "run":
@@ -359,7 +359,7 @@ def test_waiting_for_a_place_is_not_the_caller_s_time(
             await in_thread_with_slots(narrow.run_connected, "1", "2")
 
     async def wait() -> None:
-        with slot(narrow._slots):
+        with slot(narrow.slots):
             asking = asyncio.ensure_future(Deadline(0.3, "the sandbox").of(ask()))
             await asyncio.sleep(0.6)
         await asking
@@ -377,7 +377,7 @@ def test_a_caller_that_is_cancelled_in_the_queue_is_gone(
     narrow = Sandbox(sandbox.launcher, concurrency=1)
 
     async def wait() -> None:
-        with slot(narrow._slots):
+        with slot(narrow.slots):
             asked = narrow.run("1") if way == "run" else in_thread_with_slots(narrow.run_sync, "1")
             asking = asyncio.ensure_future(Deadline(5, "the sandbox").of(asked))
             await asyncio.sleep(0.1)

@@ -194,7 +194,7 @@ def test_a_greedy_rollout_is_greedy_for_all_trained_roles() -> None:
         return []
 
     trainer.policy.roll_out = note  # type: ignore[method-assign, assignment]
-    asyncio.run(source._greedy_rewards(source.stream.take(1), ""))
+    asyncio.run(source.greedy_rewards(source.stream.take(1), ""))
     assert temperatures == [{"worker": 0.0, "manager": 0.9}]
     asyncio.run(trainer.policy.close())
 

@@ -1,6 +1,6 @@
 """Preference losses over pairs of replies, with the derivative by the log-prob of each side.
 
-The derivative is written out, so that the learner can take a preference as what it knows: a weight on
+The derivative is written out, so that a preference reaches the learner as a weight on
 every token of a sequence. Tests hold it to autograd and to TRL.
 """
 

@@ -261,7 +261,7 @@ class Renderer:
         return coded["input_ids"], coded["offset_mapping"]
 
     def cannot_fit(self, text: str, num_tokens: int) -> bool:
-        """Whether a text has more than `num_tokens` tokens for its length alone; False where only counting can say."""
+        """Whether a text has more than `num_tokens` tokens by its length alone; False where it must be tokenized."""
         if len(text) <= num_tokens:
             return False
         longest = self._longest_token

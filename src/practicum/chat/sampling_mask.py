@@ -93,8 +93,8 @@ class KeptTokens:
 
 def mask_ids(masks: NDArray[np.int32]) -> list[NDArray[np.int32]]:
     """Return the sorted ids of masks [N, words], one array per mask."""
-    row, word = np.nonzero(masks)
-    bits = masks[row, word].view(np.uint32)[:, None] >> np.arange(32, dtype=np.uint32) & np.uint32(1)
-    found, bit = np.nonzero(bits)
-    ids = (word[found] * 32 + bit).astype(np.int32)
-    return np.split(ids, np.cumsum(np.bincount(row[found], minlength=len(masks)))[:-1])
+    rows, words = np.nonzero(masks)
+    bits = masks[rows, words].view(np.uint32)[:, None] >> np.arange(32, dtype=np.uint32) & np.uint32(1)
+    index, bit = np.nonzero(bits)
+    ids = (words[index] * 32 + bit).astype(np.int32)
+    return np.split(ids, np.cumsum(np.bincount(rows[index], minlength=len(masks)))[:-1])

@@ -1,4 +1,4 @@
-"""`practicum collect`: rollouts of any policy into a folder of episodes; run again, it goes on where it stopped."""
+"""`practicum collect`: rollouts of any policy into a folder of episodes; run again, it continues where it stopped."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def run(argv: list[str]) -> int:
 def expand_experiment(argv: list[str]) -> list[str]:
     """The arguments with the flags of an experiment in front of them, if --experiment or --mode names one of the file.
 
-    A name that no file has is only the folder's, unless the file was given or --mode asks for the experiment.
+    A name that no file has is only the folder's, unless the file was given or --mode names an experiment.
     """
     parser = experiment_parser()
     known, typed = parser.parse_known_args(argv)

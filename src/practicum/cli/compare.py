@@ -78,14 +78,18 @@ def make_parser() -> argparse.ArgumentParser:
 
 def describe(report: ComparisonReport) -> list[str]:
     """Lines for a terminal of a hundred columns."""
-    found = report.comparison
-    if not any(comparison.success.num_tasks for comparison in found.comparisons):
-        return wrapped([comparison.sentence for comparison in found.comparisons[:1]])
-    lines = metric_table(found.comparisons[0]) if len(found.comparisons) == 1 else policy_table(found, report.level)
-    if len(found.panels) > 1:
-        lines += ["", *pareto_table(found, report.level)]
-    for comparison, diagnoses in zip(found.comparisons, report.diagnoses, strict=True):
-        lines += ["", *describe_comparison(comparison, diagnoses, len(found.panels) > 1)]
+    policies = report.comparison
+    if not any(comparison.success.num_tasks for comparison in policies.comparisons):
+        return wrapped([comparison.sentence for comparison in policies.comparisons[:1]])
+    lines = (
+        metric_table(policies.comparisons[0])
+        if len(policies.comparisons) == 1
+        else policy_table(policies, report.level)
+    )
+    if len(policies.panels) > 1:
+        lines += ["", *pareto_table(policies, report.level)]
+    for comparison, diagnoses in zip(policies.comparisons, report.diagnoses, strict=True):
+        lines += ["", *describe_comparison(comparison, diagnoses, len(policies.panels) > 1)]
     return lines
 
 

@@ -77,7 +77,7 @@ def expand_mode(argv: list[str]) -> list[str]:
 
 
 def mode_parser() -> argparse.ArgumentParser:
-    """The flags that name a mode; they stand for others."""
+    """The flags that name a mode; they set other flags."""
     parser = argparse.ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
     group = parser.add_argument_group("modes")
     group.add_argument("--mode", help="an experiment by name, or NAME=POLICY; the result goes to results/NAME.json")

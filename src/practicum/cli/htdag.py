@@ -113,11 +113,11 @@ def _evaluate(policy: str | None, url: str | None, out: Path | None) -> int:
     return 0
 
 
-def _demonstrations(out: Path, requests: int, whole: int | None, seed: int) -> int:
+def _demonstrations(out: Path, requests: int, num_whole: int | None, seed: int) -> int:
     from practicum.data.run_folder import write_atomic
     from practicum.environments.htdag.demonstrations import demonstrations
 
-    rows = list(demonstrations(requests, whole, seed=seed))
+    rows = list(demonstrations(requests, num_whole, seed=seed))
     write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     print(f"{len(rows)} decisions of {requests} requests in {out}")
     return 0

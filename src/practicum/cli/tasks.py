@@ -11,7 +11,7 @@ from practicum.errors import UserError
 
 def run(argv: list[str]) -> int:
     args = make_parser().parse_args(normalize_flags(argv))
-    from practicum.task_snapshot import REAL, snapshot_environment, snapshot_real, write_snapshot
+    from practicum.evaluation.task_snapshot import REAL, snapshot_environment, snapshot_real, write_snapshot
 
     if args.out.is_dir():
         raise UserError(f"--out {args.out} is a folder; name a file.")

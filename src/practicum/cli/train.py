@@ -19,7 +19,7 @@ FLAGS = {
         "share of a task's logged episodes whose actions are rewarded (algorithm.offline.top_percent)",
     ),
 }
-"""HALO's flags, and the keys that they stand for."""
+"""HALO's flags, and the keys that they set."""
 
 
 def flag_overrides(args: argparse.Namespace) -> list[str]:

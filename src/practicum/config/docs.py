@@ -132,9 +132,10 @@ def _aliases() -> list[str]:
         lines += [f"| `{name}` | `{key}` |" for name, key in sorted(renamed.items())]
         lines += [f"| `{name}` | refused: {why} |" for name, why in sorted(REFUSED[schema].items())]
         lines.append("")
-    lines += ["### Values\n", "| key | value | stands for |", "|---|---|---|"]
+    lines += ["### Values\n", "| key | value | meaning |", "|---|---|---|"]
     lines += [f"| `{key}` | `{name}` | `{value}` |" for key, values in VALUES.items() for name, value in values.items()]
-    engines = {name: engine or "what actor_rollout_ref.rollout.name says" for name, engine in ENGINE_OF_BACKEND.items()}
+    unchanged = "the engine of actor_rollout_ref.rollout.name"
+    engines = {name: engine or unchanged for name, engine in ENGINE_OF_BACKEND.items()}
     lines += [f"| `agent.backend` | `{name}` | {engine} |" for name, engine in engines.items()]
     return [*lines, ""]
 

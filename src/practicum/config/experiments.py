@@ -30,14 +30,14 @@ SCRIPTED_MANAGER = "scripted"
 DEFAULT_MANAGER = "gpt-4o"
 WORKER = ("worker_model", "adapter", "qwen_backend", "qwen_base_url")
 SERVER_BACKENDS = {"vllm": "http://localhost:8000/v1", "openai": "https://api.openai.com/v1"}
-"""Backends that are a server, and where it is unless the file or the environment says otherwise."""
+"""Backends that are a server, with the URL used where neither the file nor an environment variable sets one."""
 BACKENDS = (*SERVER_BACKENDS, "local")
 VIEWPORT = (1280, 720)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A name, and the flags of `practicum collect` and `eval` that it stands for."""
+    """A name, and the flags of `practicum collect` and `eval` that it sets."""
 
     name: str
     flags: tuple[str, ...]

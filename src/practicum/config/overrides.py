@@ -214,7 +214,7 @@ ENGINE_OF_BACKEND: Mapping[str, str | None] = {
     "async_verl": None, "verl": None, "async_vllm": "vllm", "vllm": "vllm", "client": "vllm",
     "transformers": "local", "local": "local", "async_local": "local",
 }  # fmt: skip
-"""The engine (actor_rollout_ref.rollout.name) that AgentFly's agent.backend stands for; None: whichever is set."""
+"""The engine (actor_rollout_ref.rollout.name) for each of AgentFly's agent.backend values; None: whichever is set."""
 
 
 def translate(schema: type, name: str, value: Any) -> list[tuple[str, Any]]:
@@ -346,7 +346,7 @@ def schema_keys(schema: Any) -> list[str]:
 
 
 def _set(schema: type, tree: DictConfig, name: str, value: Any) -> list[str]:
-    """Set what a name stands for; the keys that were set."""
+    """Set the keys behind a name; returns these keys."""
     keys = []
     for key, translated in translate(schema, name, value):
         _set_key(schema, tree, key, translated)
@@ -356,13 +356,13 @@ def _set(schema: type, tree: DictConfig, name: str, value: Any) -> list[str]:
 
 def _key_hint(schema: type, tree: DictConfig, key: str) -> str:
     """The key that was probably meant: one that ends as the given name does (`rollout.n`), or the nearest one."""
-    known = schema_keys(tree)
-    whole = [name for name in (*known, *RENAMED[schema], *SEVERAL) if name.endswith(f".{key}")]
-    if len(whole) == 1:
-        return f" Did you mean '{whole[0]}'?"
-    if whole:
-        return f" Which one: {', '.join(whole)}?"
-    return nearest_name(key, known) or " `--dry-run` prints every key, and docs/config.md says what they mean."
+    names = schema_keys(tree)
+    matches = [name for name in (*names, *RENAMED[schema], *SEVERAL) if name.endswith(f".{key}")]
+    if len(matches) == 1:
+        return f" Did you mean '{matches[0]}'?"
+    if matches:
+        return f" Which one: {', '.join(matches)}?"
+    return nearest_name(key, names) or " `--dry-run` prints every key, and docs/config.md says what they mean."
 
 
 def _set_key(schema: type, tree: DictConfig, key: str, value: Any) -> None:
@@ -416,9 +416,9 @@ def _read_recipe(name: str, folder: Path, including: tuple[Path, ...] = ()) -> l
     base, including = content.pop("recipe", None), (*including, path.resolve())
     if base is None:
         return leaves(content)
-    beside = path.parent / str(base)
-    base = str(beside) if beside.suffix in (".yaml", ".yml") else str(base)
-    if (beside if beside.suffix else folder / f"{base}.yaml").resolve() in including:
+    base_path = path.parent / str(base)
+    base = str(base_path) if base_path.suffix in (".yaml", ".yml") else str(base)
+    if (base_path if base_path.suffix else folder / f"{base}.yaml").resolve() in including:
         raise UserError(f"Recipe '{path}' is made from itself by way of 'recipe: {base}'; name another one.")
     return [*_read_recipe(base, folder, including), *leaves(content)]
 

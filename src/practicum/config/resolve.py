@@ -319,7 +319,7 @@ def check_supervised(config: SFTConfig | DPOConfig) -> None:
 
 
 def choose_engine(config: TrainConfig, chosen: Set[str]) -> None:
-    """Set the engine that agent.backend stands for, where actor_rollout_ref.rollout.name does not say another."""
+    """Set the engine of agent.backend, unless actor_rollout_ref.rollout.name is set."""
     backend, rollout = config.agent.backend, config.actor_rollout_ref.rollout
     if backend not in ENGINE_OF_BACKEND:
         raise UserError(f"Unknown agent.backend '{backend}'.{did_you_mean(backend, ENGINE_OF_BACKEND)}")
@@ -335,7 +335,7 @@ def choose_engine(config: TrainConfig, chosen: Set[str]) -> None:
 
 
 def check_engine(config: TrainConfig, chosen: Set[str]) -> None:
-    """Refuse what the chosen engine cannot honour, where somebody asked for it."""
+    """Refuse settings that the chosen engine cannot honour, where they were set explicitly."""
     engine = config.actor_rollout_ref.rollout.name
     if engine not in ENGINES:
         raise UserError(f"Unknown actor_rollout_ref.rollout.name '{engine}'.{did_you_mean(engine, ENGINES)}")
@@ -415,7 +415,7 @@ def rank_keys(config: TrainConfig | SFTConfig | DPOConfig) -> tuple[str, Trainer
 
 
 def ranks_asked_for(config: TrainConfig | SFTConfig | DPOConfig, chosen: Set[str]) -> int:
-    """The learner ranks that somebody asked for: one per GPU of every machine (or, on CPUs, as many processes)."""
+    """The learner ranks that were requested: one per GPU of every machine (or, on CPUs, as many processes)."""
     group, values = rank_keys(config)
     key = f"{group}.n_gpus_per_node"
     if key not in chosen and values.nnodes > 1:
@@ -436,9 +436,9 @@ def check_workers(config: TrainConfig) -> None:
     _check_ray(f"{ROLLOUT_WORKERS}={num_workers}", ", or leave it out")
 
 
-def _check_ray(what: str, otherwise: str) -> None:
+def _check_ray(setting: str, otherwise: str) -> None:
     if importlib.util.find_spec("ray") is None:
-        raise UserError(f"{what} needs Ray: pip install 'practicum[ray]'{otherwise}; see docs/cluster.md.")
+        raise UserError(f"{setting} needs Ray: pip install 'practicum[ray]'{otherwise}; see docs/cluster.md.")
 
 
 def _check_several_ranks(config: TrainConfig, num_ranks: int) -> None:
@@ -571,11 +571,11 @@ def _number(name: str, default: int | None) -> int:
 
 
 SELECTED = "PRACTICUM_SELECTED_GPU"
-"""Variable that says that CUDA_VISIBLE_DEVICES is this rank's own already."""
+"""Variable that is set once CUDA_VISIBLE_DEVICES is this rank's own."""
 
 
 def select_gpu(launch: Launch) -> None:
-    """Let this process see one GPU, that of its local rank. Has to come before anything asks CUDA for its devices."""
+    """Let this process see one GPU, that of its local rank. Must run before CUDA is initialised."""
     if launch.num_ranks == 1 or os.environ.get(SELECTED) == str(launch.local_rank):
         return
     visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]

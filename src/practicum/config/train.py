@@ -30,7 +30,7 @@ class DeadlinesConfig:
     tool: float | None = above(0, None)
     """One call of a tool; null: the tool's own limit, 30 s. Tools without one, as `python_executor`, keep theirs."""
     judge: float | None = above(0, None)
-    """One reply of a judge, or of another model that the environment asks; null: as long as the step may take."""
+    """One reply of a judge, or of another model that the environment calls; null: as long as the step may take."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class AgentConfig:
     reward_from: str = "environment"
     """Reward of an external agent: `environment` (of its answer), `callback` (what it posts), `exit_code`."""
     keep_system: bool = False
-    """An external agent's conversation goes on where it renders its system message anew at each call."""
+    """An external agent's conversation continues where it renders its system message again at each call."""
     train_abandoned: bool = False
     """Train replies too of which an external agent used another one to the same prompt."""
     sandbox: bool = False
@@ -189,7 +189,7 @@ class AlgorithmConfig:
     role_credit: str = "shared"
     """`shared`: all trained roles have the episode's reward; `own`: each has its own, and its own baseline."""
     bootstrap_truncated: bool | None = None
-    """Whether the critic's value stands for the rest of a truncated episode; null: where gamma is below 1."""
+    """Whether the critic's value is bootstrapped at the end of a truncated episode; null: where gamma is below 1."""
     use_kl_in_reward: bool = False
     """Whether the KL to the reference policy is subtracted from the reward."""
     kl_penalty: str = "kl"

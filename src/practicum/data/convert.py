@@ -184,14 +184,14 @@ def squad(rows: Located, path: Path) -> Converted:
     flat = list(_squad_questions(rows, path))
     converted: list[Row] = []
     documents: dict[str, Document] = {}
-    for location, title, context, asked in flat:
+    for location, title, context, question in flat:
         with _naming(path, location):
             _add_document(documents, title.replace("_", " "), context)
-            if asked is not None:
+            if question is not None:
                 converted.append({
-                    "id": text_field(asked, "id"),
-                    "question": text_field(asked, "question").strip(),
-                    "answer": _squad_answer(asked),
+                    "id": text_field(question, "id"),
+                    "question": text_field(question, "question").strip(),
+                    "answer": _squad_answer(question),
                 })  # fmt: skip
     if any(row["answer"] == NO_ANSWER for row in converted):
         converted = [{**row, "question": f"{row['question']} {NO_ANSWER_HINT}"} for row in converted]
@@ -214,14 +214,14 @@ def _squad_questions(rows: Located, path: Path) -> Iterator[tuple[str, str, str,
             with _naming(path, f"article {a}, paragraph {p}"):
                 context, questions = text_field(paragraph, "context"), list_field(paragraph, "qas")
             yield f"article {a}, paragraph {p}", title, context, None
-            for q, asked in enumerate(questions):
-                yield f"article {a}, paragraph {p}, question {q}", title, context, asked
+            for q, question in enumerate(questions):
+                yield f"article {a}, paragraph {p}, question {q}", title, context, question
 
 
-def _squad_answer(asked: Mapping[str, Any]) -> str | list[str]:
-    if asked.get("is_impossible"):
+def _squad_answer(question: Mapping[str, Any]) -> str | list[str]:
+    if question.get("is_impossible"):
         return NO_ANSWER
-    answers = field_of(asked, "answers")
+    answers = field_of(question, "answers")
     if isinstance(answers, Mapping):  # the hub: an empty list is a question without an answer
         answers = [{"text": text} for text in list_field(answers, "text")]
         if not answers:

@@ -56,12 +56,12 @@ def successful_episodes(
     eligible = [e for e in episodes if e.scored and (ranked or include_failed or e.outcome is Outcome.SUCCESS)]
     if share is None:
         return eligible
-    kept = {
+    best = {
         id(episode)
         for group in group_by_task(eligible)
         for episode in sorted(group, key=rank)[: max(1, math.ceil(share * len(group) - 1e-9))]
     }
-    return [episode for episode in eligible if id(episode) in kept]
+    return [episode for episode in eligible if id(episode) in best]
 
 
 def check_strategy(strategy: str, top_percent: float | None = None) -> None:
@@ -73,11 +73,13 @@ def check_strategy(strategy: str, top_percent: float | None = None) -> None:
 
 def check_roles(episodes: Sequence[Trajectory], roles: Collection[str] | None, setting: str) -> None:
     """Refuse the name of a role that acts in none of the episodes."""
-    known = sorted({role for episode in episodes for role in episode.roles})
+    roles_present = sorted({role for episode in episodes for role in episode.roles})
     for role in roles or ():
-        if episodes and role not in known:
-            hint = did_you_mean(role, known)
-            raise UserError(f"{setting}: no episode has a role '{role}', their roles are {', '.join(known)}.{hint}")
+        if episodes and role not in roles_present:
+            hint = did_you_mean(role, roles_present)
+            raise UserError(
+                f"{setting}: no episode has a role '{role}', their roles are {', '.join(roles_present)}.{hint}"
+            )
 
 
 # -- rows ---------------------------------------------------------------------------------------
@@ -127,8 +129,14 @@ def sft_rows(episodes: Iterable[Trajectory], roles: Collection[str] | None = Non
             role = episode.turns[path[-1]].role
             tools = role_tools(episode, role)
             schemas = {"tools": tools} if tools else {}
-            who = {} if role == DEFAULT_ROLE else {"agent_role": role}
-            yield {"messages": messages, **schemas, **who, "task_id": episode.task.id, "site_id": site_of(episode.task)}
+            role_field = {} if role == DEFAULT_ROLE else {"agent_role": role}
+            yield {
+                "messages": messages,
+                **schemas,
+                **role_field,
+                "task_id": episode.task.id,
+                "site_id": site_of(episode.task),
+            }
 
 
 def conversations(episode: Trajectory) -> list[list[int]]:
@@ -184,13 +192,13 @@ def site_of(task: Task) -> str:
 # -- prompts ------------------------------------------------------------------------------------
 
 
-def plain_prompt(episode: Trajectory, number: int) -> str:
+def plain_prompt(episode: Trajectory, turn_index: int) -> str:
     """Return the messages before a turn's reply, each under its role, for models with another chat template."""
     sections = []
-    for index in path_to(conversation_parents(episode.turns), number):
+    for index in path_to(conversation_parents(episode.turns), turn_index):
         turn = episode.turns[index]
         sections += [f"[{message.role}]\n{message.content}" for message in turn.messages]
-        if index != number:
+        if index != turn_index:
             sections.append(f"[assistant]\n{turn.reply}")
     return "\n\n".join(sections)
 

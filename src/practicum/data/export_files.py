@@ -86,7 +86,7 @@ def read_episodes(settings: ExportSettings, progress: bool = True) -> list[Traje
 
 
 def _is_empty(episode: Trajectory, turn: Turn, roles: Collection[str] | None) -> bool:
-    """Whether a learned role said nothing."""
+    """Whether a learned role has no reply."""
     return not turn.reply.strip() and is_trained(turn, learned_roles(episode, roles))
 
 

@@ -25,7 +25,7 @@ def local_path(name: str) -> Path:
 def fetch_dataset(name: str, buffer_size: int = 5) -> None:
     """Fetch the rows of a hub id into the cache, unless they are there or the name is a path.
 
-    `buffer_size` rows are asked for at a time.
+    `buffer_size` rows are requested at a time.
     """
     path = local_path(name)
     if path == cached_file(name) and not path.is_file():

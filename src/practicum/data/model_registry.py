@@ -125,12 +125,12 @@ class ModelRegistry:
             if linked is None:
                 raise UserError(f"No model '{name}' is promoted in '{self.root}'; there is nothing to go back from.")
             wanted = [v for v in versions if v.number == number or (number is None and v.number < linked.number)]
-            found = next((version for version in reversed(wanted) if version.damage is None), None)
-            if found is None:
+            previous = next((version for version in reversed(wanted) if version.damage is None), None)
+            if previous is None:
                 which = "earlier version" if number is None else f"version {number}"
                 raise UserError(f"'{name}' has no undamaged {which}; it has {[v.number for v in versions]}.")
-            self._switch(found, "rollback", reason)
-        return found
+            self._switch(previous, "rollback", reason)
+        return previous
 
     def history(self, name: str) -> list[dict[str, Any]]:
         """All switches, oldest first; a torn last line is left out."""

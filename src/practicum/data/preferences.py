@@ -79,7 +79,7 @@ def _unequal_pairs(
 ) -> Iterator[tuple[Visit, Visit, float]]:
     """Yield better, worse and margin of every two replies of different value.
 
-    `candidates` are visits under what makes their replies the same; the first visit stands for the reply.
+    `candidates` are visits under what makes their replies the same; the first visit represents the reply.
     """
     replies: dict[Hashable, list[Visit]] = {}
     for reply, visit in candidates:

@@ -292,7 +292,7 @@ class ModelRef:
 
 
 def resolve_model(name: str, base: str | None = None) -> ModelRef:
-    """Find the model that a name stands for; `base` is the base model of an adapter that does not name it.
+    """Resolve the name of a model; `base` is the base model of an adapter that does not name it.
 
     In a folder that is no model itself, the stages RL, DPO, SFT and base are searched, then model/ and the newest
     checkpoint. A name that is no folder is returned as it is: loading it says what is wrong with it.

@@ -93,7 +93,7 @@ def branch_owners(turns: Sequence[Turn], alternatives: Sequence[int]) -> list[in
     """Return for every turn the alternative that it follows; None where it follows none of them.
 
     A turn of the same role follows the alternative on whose ids its prompt is built. A turn of another role, or with a
-    fresh prompt, follows what the turn before it follows: the environment asked for it in answer to that.
+    fresh prompt, follows what the turn before it follows: the environment requested it in answer to that.
     """
     continued = continued_turns(turns)
     owners: list[int | None] = []
@@ -108,9 +108,9 @@ def branch_owners(turns: Sequence[Turn], alternatives: Sequence[int]) -> list[in
     return owners
 
 
-def prompt_ids(episode: Trajectory, number: int) -> tuple[int, ...]:
+def prompt_ids(episode: Trajectory, turn_index: int) -> tuple[int, ...]:
     """Return all ids that the role was shown before the reply of a turn."""
-    *earlier, last = path_to(continued_turns(episode.turns), number)
+    *earlier, last = path_to(continued_turns(episode.turns), turn_index)
     shown = [i for index in earlier for span in episode.turns[index].spans for i in span.ids]
     return (*shown, *(i for span in episode.turns[last].spans[:-1] for i in span.ids))
 
@@ -186,16 +186,16 @@ def nondeterministic_environments(episodes: Sequence[Trajectory]) -> set[str]:
 def _environment_histories(episode: Trajectory) -> list[str]:
     """A hash per turn of all that the environment saw before its reply: every role's turns, where several act or
     prompts do not follow each other."""
-    hashes = list(histories(episode))
+    own_hashes = list(histories(episode))
     parents = conversation_parents(episode.turns)
     if parents == [None, *range(len(parents) - 1)]:
-        return hashes
-    found, running = [], hashlib.sha256()
-    for turn, own in zip(episode.turns, hashes, strict=True):
-        running.update(own.encode())
-        found.append(running.hexdigest())
+        return own_hashes
+    hashes, running = [], hashlib.sha256()
+    for turn, own_hash in zip(episode.turns, own_hashes, strict=True):
+        running.update(own_hash.encode())
+        hashes.append(running.hexdigest())
         running.update(turn.reply.encode())
-    return found
+    return hashes
 
 
 def failed(episode: Trajectory, index: int) -> bool:
@@ -208,17 +208,17 @@ def failed(episode: Trajectory, index: int) -> bool:
     return any(TOOL_ERROR.match(message.content) for message in _messages_after(episode, index))
 
 
-def _messages_after(episode: Trajectory, number: int) -> Sequence[Message]:
+def _messages_after(episode: Trajectory, turn_index: int) -> Sequence[Message]:
     """The messages that answered the reply of a turn: to another role they are no answer to this one."""
     turns = episode.turns
-    if number + 1 == len(turns):
+    if turn_index + 1 == len(turns):
         return episode.closing
     parents = conversation_parents(turns)
-    following = next((index for index in range(number + 1, len(turns)) if parents[index] == number), None)
+    following = next((index for index in range(turn_index + 1, len(turns)) if parents[index] == turn_index), None)
     if following is not None:
         return turns[following].messages
-    after = turns[number + 1]
-    return after.messages if after.restart and after.role == turns[number].role else ()
+    after = turns[turn_index + 1]
+    return after.messages if after.restart and after.role == turns[turn_index].role else ()
 
 
 def progress(episode: Trajectory) -> float:

@@ -307,7 +307,7 @@ MAX_NAME_CHARS = 180
 
 
 class EpisodeFileError(UserError):
-    """A file that is not a whole episode; `reason` says why, without the path."""
+    """A file that is not a complete episode; `reason` is the cause, without the path."""
 
     def __init__(self, path: Path, reason: str) -> None:
         super().__init__(f"'{path}' is not a whole episode file: {reason}.")

@@ -14,14 +14,14 @@ IDENTITY_FIELDS = ("id", "task_id")
 
 
 def task_content(task: Task) -> str:
-    """A hash of what a task asks: not its id, split or environment."""
+    """A hash of a task's content, without its id, split and environment."""
     return content_hash({key: value for key, value in task.fields.items() if key not in IDENTITY_FIELDS})
 
 
 def num_shared(tasks: Iterable[Task], hashes: Iterable[str]) -> int:
     """How many of the tasks have one of these hashes."""
-    known = set(hashes)
-    return sum(task_content(task) in known for task in tasks)
+    own_hashes = set(hashes)
+    return sum(task_content(task) in own_hashes for task in tasks)
 
 
 def write_train_tasks(folder: Path, tasks: Iterable[Task]) -> set[str]:

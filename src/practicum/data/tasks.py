@@ -190,7 +190,7 @@ def select(
 
 
 def _without_repeats(tasks: list[Task]) -> list[Task]:
-    """Each task once: an environment that has fewer than were asked for may begin again with the first."""
+    """Each task once: an environment that has fewer than requested may begin again with the first."""
     return list(dict.fromkeys(tasks))
 
 

@@ -72,7 +72,7 @@ class Request:
     """How many of the most likely tokens at every position to report, of the distribution that is sampled from."""
     response_format: Mapping[str, Any] | None = None
     """The form that the reply must have (`chat/response_format.py`): a local engine samples among the tokens that it
-    allows, a chat server is told of it."""
+    allows, a chat server gets it as a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +95,10 @@ class Generation:
     kept: str | None = None
     """The tokens that each id was sampled among (`chat/sampling_mask.py`), where top-k, top-p or min-p removed some."""
     response_format: Mapping[str, Any] | None = None
-    """The form that every token was held to; None where there was none, or where a server saw to it by its own means.
+    """The form that every token was held to; None where there was none, or where a server enforced it itself.
     Log-probs are then of the distribution over the tokens that it allows."""
     first_token_time: float | None = field(default=None, compare=False)
-    """When the first token was there (`time.monotonic`); None where the engine does not say."""
+    """When the first token was sampled (`time.monotonic`); None where the engine does not report it."""
 
 
 class Engine(Protocol):

@@ -31,7 +31,7 @@ MIN_STANDARD_ERRORS = 6.0
 """Standard errors that the share must lie from 1 (or 0) for the update to be called lost (or proven)."""
 MAX_NOISE_RATIO = 5.0
 """How many times its median so far the difference between engine and learner may be."""
-ALLOWED_DIFFERENCE = 1e-4
+ALLOWED_RMS_DIFFERENCE = 1e-4
 """Root mean square difference per token that is always allowed: float32 in another order of summation."""
 LOGPROB_RESOLUTION = 1e-5
 """Log-probs closer than this count as equal."""
@@ -93,23 +93,26 @@ class Canary:
         """The root mean square difference that still counts as the engine's noise."""
         if not self._noise:
             return self.limit
-        return max(ALLOWED_DIFFERENCE, MAX_NOISE_RATIO * statistics.median(self._noise))
+        return max(ALLOWED_RMS_DIFFERENCE, MAX_NOISE_RATIO * statistics.median(self._noise))
 
-    def judge(self, version: int, fresh: ProbeLogprobs, kept: ProbeLogprobs | None) -> CanaryReport:
-        """Judge an update by replies that the engine just sampled (`fresh`) and by `probes` scored again (`kept`).
+    def judge(self, version: int, fresh: ProbeLogprobs, rescored: ProbeLogprobs | None) -> CanaryReport:
+        """Judge an update by replies that the engine just sampled (`fresh`) and by `probes` scored again (`rescored`).
 
-        `kept` is None while there are no probes.
+        `rescored` is None while there are no probes.
         """
-        apart = np.abs(fresh.difference)
-        values: dict[str, Any] = {"difference_mean": float(apart.mean()), "difference_max": float(apart.max())}
+        differences = np.abs(fresh.difference)
+        values: dict[str, Any] = {
+            "difference_mean": float(differences.mean()),
+            "difference_max": float(differences.max()),
+        }
         worst, share, certainty, reason = rms(fresh.difference), None, 0.0, ""
-        if kept is not None and self._baseline is not None and self._previous is not None:
-            worst = max(worst, rms(kept.difference))
+        if rescored is not None and self._baseline is not None and self._previous is not None:
+            worst = max(worst, rms(rescored.difference))
             # Against the last version, where an engine with old weights repeats itself to the bit; and against the last
             # one that was proven, since when small changes have added up.
             for earlier in (self._previous, self._baseline):
-                moved = kept.expected - earlier.expected
-                share, certainty = share_of_movement(moved, kept.returned - earlier.returned)
+                moved = rescored.expected - earlier.expected
+                share, certainty = share_of_movement(moved, rescored.returned - earlier.returned)
                 values |= {"moved": rms(moved), "arrived": None if share is None else round(share, 4)}
                 if share is not None and share < 0.5 and (1 - share) * certainty > MIN_STANDARD_ERRORS:
                     arrived = percent(share, digits=0)
@@ -122,16 +125,16 @@ class Canary:
             reason = f"it is {worst:.3g} per token away from the learner, where {usual:.3g} was usual"
         if reason:
             return CanaryReport(version, "lost", reason=reason, **values)
-        if kept is None:
+        if rescored is None:
             return CanaryReport(version, "first", **values)
         proven = share is not None and share * certainty > MIN_STANDARD_ERRORS
         return CanaryReport(version, "proven" if proven else "too small to tell", **values)
 
-    def accept(self, fresh: ProbeLogprobs, kept: ProbeLogprobs | None) -> None:
+    def accept(self, fresh: ProbeLogprobs, rescored: ProbeLogprobs | None) -> None:
         """Record an update that was not lost: its differences are part of the usual noise."""
         self._noise.append(rms(fresh.difference))
-        if kept is not None:
-            self._previous = kept
+        if rescored is not None:
+            self._previous = rescored
 
     def set_probes(self, probes: Sequence[Probe], logprobs: ProbeLogprobs) -> None:
         """Keep these probes; the next updates are judged by how their log-probs change."""

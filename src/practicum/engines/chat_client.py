@@ -32,7 +32,7 @@ CONNECT_WAIT_SECONDS = (0.5, 1.0, 2.0, 4.0, 8.0, 15.0)
 """Waits between tries to connect to a server that has answered before: one that restarts is given this long."""
 FIRST_CONNECT_WAIT_SECONDS = (0.5, 1.0)
 """Waits between tries to connect to a server that has never answered: a refused connection is no slow server, and a
-wrong address is to be said at once."""
+wrong address must be reported at once."""
 RATE_LIMIT_WAIT_SECONDS = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """Waits after rate limits without a Retry-After; the last one is repeated."""
 RATE_LIMIT_BUDGET_SECONDS = 600.0
@@ -44,7 +44,7 @@ MAX_FAILURES_IN_A_ROW = 32
 ERROR_BODY_BYTES = 300
 """Bytes of an error's body that its message quotes."""
 ERROR_BODY_SECONDS = 5.0
-"""Seconds to wait for an error's body: the status says enough."""
+"""Seconds to wait for an error's body: the status is enough."""
 MAX_ANSWER_BYTES = 8 * 2**20
 """Bytes of an answer. A reply of 100,000 tokens has less than 1 MiB."""
 
@@ -148,7 +148,7 @@ class ChatClient:
         import httpx
 
         try:
-            async with self._http_client().stream("POST", self.url, content=data, headers=headers()) as response:
+            async with self.http_client().stream("POST", self.url, content=data, headers=headers()) as response:
                 self._has_answered = True
                 if response.is_success:
                     content = await _read(response, MAX_ANSWER_BYTES + 1)
@@ -165,7 +165,7 @@ class ChatClient:
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError) as error:
             raise Fault(f"{self.url} did not answer: {error or type(error).__name__}") from None
 
-    def _http_client(self) -> httpx.AsyncClient:
+    def http_client(self) -> httpx.AsyncClient:
         """Return the client of the running event loop: connections belong to the loop that opened them."""
         import httpx
 

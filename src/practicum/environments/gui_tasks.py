@@ -86,8 +86,8 @@ class WindowPlan:
     def buttons(self, labels: Sequence[str]) -> None:
         """Add one row of buttons, indented from the left."""
         widths = [28 + LETTER_PIXELS * len(label) for label in labels]
-        spare = self.width - 2 * MARGIN - sum(widths) - GAP * (len(widths) - 1)
-        left, top = MARGIN + self.rng.randint(0, max(0, spare)), self.bottom + GAP
+        free_width = self.width - 2 * MARGIN - sum(widths) - GAP * (len(widths) - 1)
+        left, top = MARGIN + self.rng.randint(0, max(0, free_width)), self.bottom + GAP
         for label, width in zip(labels, widths, strict=True):
             self.widgets.append(
                 {"kind": "button", "label": label, "box": [left, top, left + width, top + BUTTON_HEIGHT]}

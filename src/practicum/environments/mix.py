@@ -100,7 +100,7 @@ class MixEnvironment(Environment):
         return world, {**agent, **({"environments": of_members} if of_members else {})}
 
     def model_names(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(asked for name in self._makers for asked in self.member(name).model_names()))
+        return tuple(dict.fromkeys(model for name in self._makers for model in self.member(name).model_names()))
 
     async def reset(self, task: Task, seed: int) -> Observation:
         member = self.member(task.environment)

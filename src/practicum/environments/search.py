@@ -177,18 +177,18 @@ class SearchEnvironment(ToolEnvironment):
         golds = [str(gold)] if isinstance(gold, str | int | float) else [str(answer) for answer in gold]
         queries = _queries(task)
         read: list[str] = []
-        asked: set[str] = set()
+        queries_sent: set[str] = set()
 
         def act(observation: Observation) -> Action:
-            if asked:
+            if queries_sent:
                 read.append(observation.messages[-1].content)
             answer = next((text for text in golds if has_read(task, text, "\n".join(read))), None)
-            if asked and answer is not None:
+            if queries_sent and answer is not None:
                 return self._answer(answer)
-            query = next((query for query in (*queries, *_names_read(read)) if query not in asked), None)
-            if query is None or len(asked) == MAX_FILE_SEARCHES:
+            query = next((query for query in (*queries, *_names_read(read)) if query not in queries_sent), None)
+            if query is None or len(queries_sent) == MAX_FILE_SEARCHES:
                 return self._answer("unknown")
-            asked.add(query)
+            queries_sent.add(query)
             return _search(query)
 
         return act

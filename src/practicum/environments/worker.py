@@ -161,8 +161,8 @@ class Worker:
         while cpu_seconds and not self._wait_readable(self.limit):
             cpu_seconds.append(tree_cpu_seconds(self.process.pid))
             if not is_starved(cpu_seconds, self.limit):
-                what = f"'{item.name}'" if item.name else "its start"
-                raise TimeoutError(f"{what} took longer than {self.limit:g} s")
+                call = f"'{item.name}'" if item.name else "its start"
+                raise TimeoutError(f"{call} took longer than {self.limit:g} s")
         return read_frame(self._pipe(self.process.stdout))
 
     def _wait_readable(self, seconds: float) -> bool:

@@ -4,7 +4,7 @@
 
 A frame is four bytes of length and that much JSON. The first frame holds the engine's options; then each call
 `{"call": NAME, "arguments": {...}}` is answered with `{"value": ...}`, or with `{"fault": TEXT}` if the engine
-raised. The process ends when its parent closes the pipe or has ended, and when the engine raises `Broken`.
+raised. The process ends when its parent closes the pipe or has ended, and when the engine raises `EngineBroken`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HEALTH_CHECK_SECONDS = 1.0
 """Seconds between two checks that the engine and the parent process still run."""
 
 
-class Broken(Exception):
+class EngineBroken(Exception):
     """The engine cannot continue: the process ends, and with it all episodes that it held."""
 
 
@@ -105,7 +105,7 @@ def main(target: str) -> None:
             else:
                 value = hosts[0].calls()[message["call"]](**message["arguments"])
             answer = {"value": value}
-        except Broken as error:
+        except EngineBroken as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(BROKEN_EXIT_STATUS)
         except UserError as error:
@@ -116,7 +116,7 @@ def main(target: str) -> None:
 
 
 if __name__ == "__main__":
-    # Imported by its own name: a `Broken` of the module that runs as a script would be another class than the hosts'.
+    # Imported by its own name: the script's own `EngineBroken` would be another class than the hosts'.
     from practicum.environments import worker_child
 
     worker_child.main(sys.argv[1])

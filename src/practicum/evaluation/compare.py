@@ -19,7 +19,7 @@ from practicum.evaluation.decoding_settings import (
     differing_settings,
     is_scripted,
 )
-from practicum.evaluation.gates import MAX_UNSCORED, Gate, GateDecision, Improvement, decide, lower
+from practicum.evaluation.gates import MAX_GATE_UNSCORED_SHARE, Gate, GateDecision, Improvement, decide, lower
 from practicum.evaluation.metric_delta import MetricDelta, finite, metric_delta
 from practicum.evaluation.multi_environment import aggregate_record, frontier_shares
 from practicum.evaluation.policy_results import PolicyResults, check_panels
@@ -36,7 +36,7 @@ SECONDS = "Mean seconds"
 
 
 class Conclusion(StrEnum):
-    """What a comparison says."""
+    """The conclusion of a comparison."""
 
     BETTER = "better"
     WORSE = "worse"
@@ -124,10 +124,10 @@ class Comparison:
         if self.differing:
             return f"the settings differ ({describe_differing(self.differing)}); evaluate both alike"
         for result in (self.baseline, self.trained):
-            if result.unscored_share > MAX_UNSCORED:
+            if result.unscored_share > MAX_GATE_UNSCORED_SHARE:
                 return (
                     f"{100 * result.unscored_share:.1f} % of the episodes of '{result.policy}' have no score, and at "
-                    f"most {100 * MAX_UNSCORED:g} % may; run `practicum eval` again"
+                    f"most {100 * MAX_GATE_UNSCORED_SHARE:g} % may; run `practicum eval` again"
                 )
         if self.conclusion is Conclusion.NOT_KNOWN:
             return "the conclusion depends on episodes without a score"

@@ -77,7 +77,7 @@ def _differing(first: Any, second: Any, names: tuple[str, ...]) -> Differing:
 
 
 def _differing_roles(first: EvalResult, second: EvalResult, asked: bool) -> Differing:
-    """Roles with another policy, either those that the environment asks by itself or those that act."""
+    """Roles with another policy: either models that the environment calls, or roles that act."""
     before, after = (_mapping(result.settings.get("roles")) for result in (first, second))
     names_asked = {name for result in (first, second) for name in result.settings.get("asked_models") or ()}
     return {

@@ -20,7 +20,7 @@ MIN_CURVE_STEPS = 6
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """A question, whether the data say yes (None: they do not tell), and the figures."""
+    """A question, its answer by the data (None: undecided), and the figures."""
 
     question: str
     likely: bool | None

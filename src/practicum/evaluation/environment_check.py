@@ -366,7 +366,7 @@ class TimedAwait:
 
 
 @dataclass(frozen=True)
-class HeldOpen:
+class OpenEpisodes:
     """How many episodes could be open at once, why others could not, and how long their calls blocked."""
 
     num_open: int
@@ -375,7 +375,7 @@ class HeldOpen:
     blocking: Mapping[str, float]
 
 
-async def hold_open(checked: CheckSetup, count: int) -> HeldOpen:
+async def hold_open(checked: CheckSetup, count: int) -> OpenEpisodes:
     """Open `count` episodes at once and take a step in each."""
     tasks = checked.tasks("train", count)
     environments: list[Environment] = []
@@ -413,7 +413,7 @@ async def hold_open(checked: CheckSetup, count: int) -> HeldOpen:
         raise wrong_setting
     medians = {method: statistics.median(seconds) for method, seconds in blocked.items() if seconds}
     cause = describe_exception(errors[0]) if errors else ""
-    return HeldOpen(len(tasks) - len(errors), len(tasks), cause, medians)
+    return OpenEpisodes(len(tasks) - len(errors), len(tasks), cause, medians)
 
 
 async def digest(name: str, count: int, options: Mapping[str, Any]) -> str:

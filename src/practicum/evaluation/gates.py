@@ -48,7 +48,7 @@ MIN_LOW_SHARE = 1 / 3
 """Share of a gate's threshold that the lower end of the interval must exceed."""
 MIN_GAIN = 0.005
 """Smallest difference of success that passes a gate: a fifth more of 0.1 % changes nothing."""
-MAX_UNSCORED = 0.02
+MAX_GATE_UNSCORED_SHARE = 0.02
 """Share of a policy's episodes without a score up to which a gate is given."""
 
 

@@ -17,7 +17,7 @@ from practicum.evaluation.stats.intervals import LEVEL, by_cluster, resampled_me
 from practicum.utils.arrays import FloatArray
 from practicum.utils.tables import percent, percent_interval
 
-DRAWS = 2_000
+NUM_DRAWS = 2_000
 SEED = 0
 Count = Callable[[AttemptResult], float]
 
@@ -37,7 +37,7 @@ def num_steps(attempt: AttemptResult) -> float:
 
 
 def num_model_calls(attempt: AttemptResult) -> float:
-    """Return the turns of an attempt in which a model was asked."""
+    """Return the turns of an attempt in which a model was called."""
     return attempt.turns - attempt.env_metrics.get("scripted_actions", 0.0)
 
 
@@ -82,7 +82,7 @@ def ratio_estimate(
     sums = by_cluster(above, clusters)[2]
     sizes = by_cluster(below, clusters)[2]
     with np.errstate(divide="ignore", invalid="ignore"):
-        draws = resampled_means(sums[None, :], sizes, DRAWS, SEED)[:, 0]
+        draws = resampled_means(sums[None, :], sizes, NUM_DRAWS, SEED)[:, 0]
     return RateEstimate(sum(above) / sum(below), *_percentiles(draws, level))
 
 
@@ -101,7 +101,7 @@ def rate_difference(result: EvalResult, baseline: EvalResult, name: str, level: 
                 sums[row, index[attempt.unit]] += count(attempt)
     if not sums[1].any() or not sums[3].any():
         return None
-    draws = resampled_means(sums, None, DRAWS, SEED)
+    draws = resampled_means(sums, None, NUM_DRAWS, SEED)
     with np.errstate(divide="ignore", invalid="ignore"):
         differences = draws[:, 0] / draws[:, 1] - draws[:, 2] / draws[:, 3]
     totals = sums.sum(axis=1)
@@ -113,7 +113,7 @@ def _percentiles(draws: FloatArray, level: float) -> tuple[float, float]:
     """The ends of the middle part of the draws; one that is not a number counts as infinite."""
     draws = np.sort(np.where(np.isnan(draws), np.inf, draws))
     tail = (1 - level) / 2
-    return float(draws[int(tail * (DRAWS - 1))]), float(draws[int(np.ceil((1 - tail) * (DRAWS - 1)))])
+    return float(draws[int(tail * (NUM_DRAWS - 1))]), float(draws[int(np.ceil((1 - tail) * (NUM_DRAWS - 1)))])
 
 
 def unscored_by_outcome(result: EvalResult) -> str:

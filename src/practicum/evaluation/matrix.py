@@ -114,7 +114,7 @@ class MatrixRow:
 def usefulness_label(baseline: tuple[float, float], mode: tuple[float, float], shown_worse: bool = False) -> Usefulness:
     """The label of a mode from its success rate and median steps, and those of the baseline.
 
-    `shown_worse`: a paired test shows that the mode is worse, which HALO's labels do not tell from "no better".
+    `shown_worse`: a paired test shows that the mode is worse, which HALO's labels do not distinguish from "no better".
     """
     if shown_worse:
         return Usefulness.HARMFUL

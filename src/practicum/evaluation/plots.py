@@ -204,7 +204,7 @@ def _figure(path: Path, size: tuple[float, float]) -> Iterator[Any]:
         from matplotlib.figure import Figure
     except ImportError:
         raise UserError("Plots need matplotlib: pip install 'practicum[plots]'.") from None
-    # No pyplot: it keeps figures alive and looks for a screen. A name is a name: no dollar in it starts a formula.
+    # No pyplot: it keeps figures alive and looks for a screen. A dollar sign in a name does not start a formula.
     with matplotlib.rc_context({**STYLE, "text.parse_math": False}):
         figure = Figure(figsize=size, layout="constrained")
         FigureCanvasAgg(figure)

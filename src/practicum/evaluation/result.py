@@ -36,7 +36,7 @@ Measure = Callable[["AttemptResult"], float | None]
 
 
 GOAL_FIELD = "goal"
-"""Field of a task whose text says which goal it is a variant of: tasks of one goal are not independent."""
+"""Field of a task that names the goal of which it is a variant: tasks of one goal are not independent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
 
 
 def describe_published(scores: Mapping[str, tuple[float, float]]) -> list[str]:
-    """The published success rates beside which the result stands, where there are any."""
+    """The published success rates to compare the result with, where there are any."""
     if not scores:
         return []
     rows = [(name, percent(score), f"± {percent(error)}") for name, (score, error) in scores.items()]

@@ -133,7 +133,7 @@ class HeadLogprobs(torch.autograd.Function):
 def _mask_arguments(
     mask_rows: Tensor | None, mask_table: Tensor | None, part: slice, unused: Tensor
 ) -> tuple[Tensor, Tensor, int]:
-    """The masks of a chunk as arguments of a kernel; without masks, any tensor stands there and is not read."""
+    """The masks of a chunk as arguments of a kernel; without masks, any tensor is passed and not read."""
     if mask_rows is None or mask_table is None:
         return unused, unused, 0
     return mask_rows[part], mask_table, mask_table.shape[1]

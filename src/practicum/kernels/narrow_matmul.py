@@ -3,7 +3,7 @@
 cuBLAS may not split a sum over several programs (`models/loader.py: set_batch_invariant_matmul`): a row must be the
 same in any batch, and the learner's the same as the engine's. With few rows and columns it then runs few programs: the
 down-projection of a 1.5 B model at 64 rows takes 0.2 ms, and its weights could be read in 7 µs. Narrow tiles are more
-programs. Their sums run in cuBLAS's order, one block of terms after the other, so the learner need not know of them.
+programs. Their sums run in cuBLAS's order, one block of terms after the other, so the learner needs no change.
 
 Whether that is so is not taken for granted: `ProductChoices` compares the bits and the times on the device when a shape
 is first used, before it is captured, and keeps to cuBLAS unless a kernel gives the same bits in less time.

@@ -137,21 +137,21 @@ def read_adapter(source: str | Path | nn.Module, decoder: Decoder) -> Adapter:
     return _fitting(*_read_files(Path(source)), decoder, f"'{source}'")
 
 
-def _fitting(config: Mapping[str, Any], tensors: Mapping[str, Tensor], decoder: Decoder, what: str) -> Adapter:
+def _fitting(config: Mapping[str, Any], tensors: Mapping[str, Tensor], decoder: Decoder, label: str) -> Adapter:
     for option, plain in (("use_dora", False), ("bias", "none"), ("modules_to_save", None), ("peft_type", "LORA")):
         if config.get(option, plain) not in (plain, [], ""):
             raise UserError(
-                f"Adapter {what} has {option}={config[option]}, which cannot be served beside others; "
+                f"Adapter {label} has {option}={config[option]}, which cannot be served beside others; "
                 "`practicum merge` it and serve the merged model."
             )
     pairs: dict[tuple[int, str], dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         matched = KEY.fullmatch(name)
         if matched is None:
-            raise UserError(f"Adapter {what} changes '{name}', which is no projection of a layer; merge it instead.")
+            raise UserError(f"Adapter {label} changes '{name}', which is no projection of a layer; merge it instead.")
         pairs.setdefault((int(matched[1]), matched[2]), {})[matched[3]] = tensor
     if not pairs:
-        raise UserError(f"Adapter {what} holds no matrices.")
+        raise UserError(f"Adapter {label} holds no matrices.")
     sizes = {
         (index, projection): (size, int(fused.weight.shape[1]))
         for index, projections, fused in _groups(decoder)
@@ -164,7 +164,7 @@ def _fitting(config: Mapping[str, Any], tensors: Mapping[str, Tensor], decoder: 
         shapes = {letter: tuple(matrix.shape) for letter, matrix in pair.items()}
         rank = shapes.get("A", (0,))[0]
         if key not in sizes or shapes != {"A": (rank, sizes[key][1]), "B": (sizes[key][0], rank)}:
-            raise UserError(f"Adapter {what} does not fit this model: its layer {index} {projection} has {shapes}.")
+            raise UserError(f"Adapter {label} does not fit this model: its layer {index} {projection} has {shapes}.")
         block = "mlp" if projection in ("gate_proj", "up_proj", "down_proj") else "self_attn"
         scale = _scale(config, f"model.layers.{index}.{block}.{projection}", rank)
         parts[key] = (pair["A"], pair["B"], scale)

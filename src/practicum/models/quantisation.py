@@ -53,7 +53,7 @@ def _config(name: str, key: str) -> Any:
     )
 
 
-class _Int8Linear(torch.autograd.Function):
+class Int8Linear(torch.autograd.Function):
     """x times int8 weights with a scale per row; saves the int8 weights, not those in x's dtype."""
 
     @staticmethod
@@ -84,5 +84,5 @@ def use_weight_only_int8(model: nn.Module) -> None:
 
 
 def _int8_forward(module: Any, x: Tensor) -> Tensor:
-    result: Tensor = _Int8Linear.apply(x, module.state.CB, module.state.SCB, module.bias)  # type: ignore[no-untyped-call]
+    result: Tensor = Int8Linear.apply(x, module.state.CB, module.state.SCB, module.bias)  # type: ignore[no-untyped-call]
     return result

@@ -42,8 +42,8 @@ EXPECTED_RANGES: Mapping[str, tuple[float, float]] = {
     "mean_llm_calls": (5.0, 15.0),
 }
 """What HTDAG expects of its untrained planner."""
-SANE_SUCCESS = (0.50, 0.95)
-"""Success rates outside of this ask for a look at the planner, or at the requests."""
+EXPECTED_SUCCESS_RATES = (0.50, 0.95)
+"""Success rates outside of this range hint at a fault of the planner or of the requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +236,7 @@ def success_interval(results: Sequence[PlanResult]) -> Interval:
 
 def sanity_warning(success_rate: float | None) -> str | None:
     """Return HTDAG's warning about a success rate below 50 % or above 95 %, or None."""
-    low, high = SANE_SUCCESS
+    low, high = EXPECTED_SUCCESS_RATES
     if success_rate is None or low <= success_rate <= high:
         return None
     return (

@@ -75,7 +75,7 @@ class HTDAGPlanner:
         retries: int = 3,
         first_wait: float = 1.0,
     ) -> None:
-        """`policy` is a trained planner, asked with the short prompt where `use_trained_policy` is set.
+        """`policy` is a trained planner, called with the short prompt where `use_trained_policy` is set.
 
         None is the promoted one: the current version of `htdag` in the registry that HTDAG_REGISTRY names, by default
         the folder `registry`. A later switch of `current` is seen by the next plan. A model is loaded when it is first
@@ -142,11 +142,11 @@ class HTDAGPlanner:
 
     async def _planned_by_policy(self, request: str) -> TaskDAG | None:
         """The DAG that the trained policy makes; None where there is none or it fails."""
-        async with self._policy_of_one_plan() as policy:
+        async with self.policy_of_one_plan() as policy:
             return None if policy is None else await self._asked(policy, request)
 
     @contextlib.asynccontextmanager
-    async def _policy_of_one_plan(self) -> AsyncIterator[LLMClient | None]:
+    async def policy_of_one_plan(self) -> AsyncIterator[LLMClient | None]:
         """The trained policy for a whole plan. One that was replaced is closed when its last plan is made."""
         switched = None if self._promoted is None else await self._promoted.switched()
         before = self.policy

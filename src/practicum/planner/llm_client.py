@@ -49,7 +49,7 @@ class OpenAIReply:
 
 
 class OpenAIClient:
-    """Chat completions of an OpenAI-compatible server; `ChatClient` says how faults are met."""
+    """Chat completions of an OpenAI-compatible server; `ChatClient` describes how faults are handled."""
 
     def __init__(
         self,

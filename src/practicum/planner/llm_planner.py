@@ -35,7 +35,7 @@ def check_prompt(prompt: str) -> None:
 
 
 class Planner:
-    """A planner that asks a language model for each decision. The model's client is made once, when first needed."""
+    """A planner that calls a language model for each decision. The model's client is made once, when first needed."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class Planner:
         llm_client: LLMClient | None = None,
         prompt: str = "json",
     ) -> None:
-        """`llm_client` takes the place of the OpenAI-compatible server that would be asked for `llm_engine_name`.
+        """`llm_client` replaces the OpenAI-compatible server that would serve `llm_engine_name`.
 
         `prompt` is `json`, the paper's, or `short`, the one that small models are trained with.
         """

@@ -1,4 +1,4 @@
-"""A trained model on this machine as the client of a planner. It is loaded once, when it is first asked."""
+"""A trained model on this machine as the client of a planner. It is loaded when it is first used."""
 
 from __future__ import annotations
 
@@ -20,6 +20,10 @@ class LocalClient:
         self.ref: ModelRef = resolve_model(model)
         self.sampling, self.device = Sampling(temperature, max_tokens=max_tokens), device
         self._policy: Policy | None = None
+
+    @property
+    def is_loaded(self) -> bool:
+        return self._policy is not None
 
     @property
     def policy(self) -> Policy:

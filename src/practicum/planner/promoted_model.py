@@ -25,7 +25,7 @@ class PromotedModel:
         self._refused: int | None = None
 
     async def switched(self) -> ModelVersion | None:
-        """Return the version that `current` was switched to since it was last asked; None where it is the same.
+        """Return the version that `current` was switched to since the last call; None where it is the same.
 
         The check reads one link; only after a switch are the files of the new version compared with their hashes, in a
         thread. A damaged version, or a link that leads nowhere, is logged once, and the version in use stays.

@@ -3,9 +3,9 @@
 The function gets what its parameters name: `answer_given` (the agent's final answer, or None), `calls` (the tool calls,
 without failed ones), any field of the task, and the state of a stateful tool under the tool's name; `**kwargs` gets
 everything else. With `trajectory` it gets the record of the whole episode (a `Trajectory` whose last turn has no reward
-and whose outcome is not known yet). An `async def` may also name `judge`, a model that it asks
+and whose outcome is not known yet). An `async def` may also name `judge`, a model that it calls
 (`await judge.reply(messages)`), which `agent.roles.judge` configures. It returns a number, or a mapping with `reward`
-and further components that are recorded with it. A component named `success` (0 or 1) says whether the task was solved;
+and further components that are recorded with it. A component named `success` is 1 where the task was solved, else 0;
 without it, a reward above zero means solved.
 """
 
@@ -21,10 +21,10 @@ from typing import Any, overload
 from practicum.environment import TRAJECTORY, ToolCall
 from practicum.errors import JudgeError, UserError
 from practicum.task import Task
-from practicum.utils.pickling import PickledByPlace
+from practicum.utils.pickling import PickledByReference
 
 JUDGE = "judge"
-"""The parameter of a reward that gets a model to ask, and the name of that model."""
+"""The parameter of a reward that gets a model to call, and the name of that model."""
 OF_THE_EPISODE = (JUDGE, TRAJECTORY)
 """Parameters that the running episode gives, never a field of the task."""
 
@@ -39,7 +39,7 @@ class Score:
 
 
 @dataclass(frozen=True)
-class Reward(PickledByPlace):
+class Reward(PickledByReference):
     """A named scoring function."""
 
     name: str

@@ -162,9 +162,9 @@ def _run_test_program(run: ProgramRun, case: CodeTest) -> bool:
     """Return whether the candidate in one sandbox passes a test that runs in another."""
     token = secrets.token_hex(16)
     # What belongs to the problem comes from the problem: the candidate's names are replaced by these.
-    whole = f"{run.setup}\n{case.test}"
-    setup = "\n".join((helpers(run.prompt, run.entry_point), imports_for([whole], run.entry_point), run.setup))
-    arguments = (setup, case.test, token, run.entry_point, class_names(whole, run.prompt))
+    source = f"{run.setup}\n{case.test}"
+    setup = "\n".join((helpers(run.prompt, run.entry_point), imports_for([source], run.entry_point), run.setup))
+    arguments = (setup, case.test, token, run.entry_point, class_names(source, run.prompt))
     server = f"{program_text('candidate')}\nserve({run.code!r})\n"
     client = f"{program_text('checker')}\ncheck_candidate{arguments!r}\n"
     _, result = base.current().run_connected(server, client, run.limits(1))

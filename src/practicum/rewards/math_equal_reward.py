@@ -112,13 +112,13 @@ class MathWorker:
     ) -> dict[str, Any]:
         assert process.stdin is not None
         assert process.stdout is not None
-        until = time.monotonic() + seconds
+        deadline = time.monotonic() + seconds
         received = b""
         try:
             limits = {"seconds": seconds, "cpu_seconds": cpu_seconds}
             process.stdin.write(json.dumps({**request, **limits}).encode() + b"\n")
             while not received.endswith(b"\n"):
-                seconds_left = until - time.monotonic()
+                seconds_left = deadline - time.monotonic()
                 if seconds_left <= 0 or not select.select([process.stdout], [], [], seconds_left)[0]:
                     raise JudgeError(f"comparing the answers took more than {seconds:g} s")
                 chunk = os.read(process.stdout.fileno(), 65536)
@@ -149,8 +149,8 @@ _worker = MathWorker()  # the process is started by the first comparison; it end
 def compare_with_gold(answer_given: str | None, answer: str | Sequence[str]) -> Mapping[str, float]:
     """Return 1 if the answer equals a gold answer mathematically, else 0."""
     golds = [answer] if isinstance(answer, (str, int, float)) else list(answer)
-    given = (answer_given or "").strip()
-    right = float(bool(given) and any(_worker.equal(str(gold), given) for gold in golds))
+    text = (answer_given or "").strip()
+    right = float(bool(text) and any(_worker.equal(str(gold), text) for gold in golds))
     return {"reward": right, "success": right}
 
 

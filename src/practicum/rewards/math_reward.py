@@ -35,7 +35,7 @@ MIXED = re.compile(r"(?P<sign>[-\u2212]?)\s*(?P<whole>\d+)\s+(?P<top>\d+)\s*/\s*
 UNIT = re.compile(
     r"\\[ !,;:]|\\(?:text|mathrm|mbox)\s*\{[^{}]*\}|\^\s*\{?\\circ\}?|\\(?:left|right|displaystyle)(?![a-z])"
 )
-"""LaTeX that may stand around a number without changing it."""
+"""LaTeX around a number that does not change it."""
 EDGES = " \t\r\n$\u20ac\u00a3*`%"
 TAG = re.compile(r"</?[A-Za-z]\w{0,20}>|<<[^<>]*>>")
 """Markup and GSM8K's annotations, which are no part of a sentence."""
@@ -91,7 +91,7 @@ def plain_number(text: str) -> Fraction | None:
 def last_number(text: str) -> Fraction | None:
     """Return the last number of a text, without thousands separators.
 
-    None if there is none, or if the last one is a part of an expression: then it is not what the text says.
+    None if there is none, or if the last one is a part of an expression, which has another value.
     """
     text = TAG.sub(" ", text)
     *_, match = None, *NUMBER.finditer(text)
@@ -171,10 +171,10 @@ def _equals_gold(reply: str, gold: str) -> bool:
         return False
     if number is None:
         return normalise_formula(final) == normalise_formula(gold) or _same_formula(final, marked, gold)
-    given = plain_number(final)
-    if given is None and LATEX.search(final) and _can_compare_formulas():
+    value = plain_number(final)
+    if value is None and LATEX.search(final) and _can_compare_formulas():
         return _same_formula(final, marked, str(number))
-    return (given if given is not None else last_number(final)) == number
+    return (value if value is not None else last_number(final)) == number
 
 
 def _same_formula(final: str, marked: bool, gold: str) -> bool:

@@ -24,45 +24,45 @@ NO_EDGES = re.compile(r"\bEdges?:\s*(none\b|\Z)", re.IGNORECASE)
 """A plan whose steps may all be done at the same time."""
 
 
-def match_nodes(given: Sequence[str], gold: Sequence[str]) -> dict[int, int]:
-    """Return the assignment of given to gold nodes with the greatest token overlap in all."""
+def match_nodes(predicted: Sequence[str], gold: Sequence[str]) -> dict[int, int]:
+    """Return the assignment of predicted to gold nodes with the greatest token overlap in all."""
     from scipy.optimize import linear_sum_assignment  # slow to import
 
-    if not given or not gold:
+    if not predicted or not gold:
         return {}
-    overlap = [[compare_answers(a, b)["f1"] for b in gold] for a in given]
+    overlap = [[compare_answers(a, b)["f1"] for b in gold] for a in predicted]
     weights = [[value if value >= MIN_OVERLAP else 0.0 for value in row] for row in overlap]
     rows, columns = linear_sum_assignment(weights, maximize=True)
     return {int(row): int(column) for row, column in zip(rows, columns, strict=True) if weights[row][column] > 0}
 
 
-def f1_chain(given: PlanGraph, gold: PlanGraph) -> float:
-    """Return the F1 of the longest part of the given node list that is in the order of the gold graph."""
-    given_ids, best = list(given.nodes), 0
+def f1_chain(predicted: PlanGraph, gold: PlanGraph) -> float:
+    """Return the F1 of the longest part of the predicted node list that is in the order of the gold graph."""
+    predicted_ids, best = list(predicted.nodes), 0
     for order in islice(_orders(gold), MAX_ORDERS):
-        matched = match_nodes([given.nodes[i] for i in given_ids], [gold.nodes[i] for i in order])
+        matched = match_nodes([predicted.nodes[i] for i in predicted_ids], [gold.nodes[i] for i in order])
         best = max(best, _longest_increasing([matched[i] for i in sorted(matched)]))
-    return _f1(best, len(given.nodes), len(gold.nodes))
+    return _f1(best, len(predicted.nodes), len(gold.nodes))
 
 
-def f1_graph(given: PlanGraph, gold: PlanGraph) -> float:
+def f1_graph(predicted: PlanGraph, gold: PlanGraph) -> float:
     """Return the F1 of the largest connected part of the common edges; START and END count as nodes, as published."""
-    given_ids, gold_ids = list(given.nodes), list(gold.nodes)
-    matched = match_nodes(list(given.nodes.values()), list(gold.nodes.values()))
-    to_gold = {given_ids[i]: gold_ids[j] for i, j in matched.items()} | {START: START, END: END}
+    predicted_ids, gold_ids = list(predicted.nodes), list(gold.nodes)
+    matched = match_nodes(list(predicted.nodes.values()), list(gold.nodes.values()))
+    to_gold = {predicted_ids[i]: gold_ids[j] for i, j in matched.items()} | {START: START, END: END}
     gold_edges = set(gold.edges)
-    common = [(to_gold[a], to_gold[b]) for a, b in given.edges if a in to_gold and b in to_gold]
+    common = [(to_gold[a], to_gold[b]) for a, b in predicted.edges if a in to_gold and b in to_gold]
     size = _largest_component([edge for edge in common if edge in gold_edges])
-    return _f1(size, len(given_ids) + 2, len(gold_ids) + 2)
+    return _f1(size, len(predicted_ids) + 2, len(gold_ids) + 2)
 
 
 @reward()
 def worfbench_reward(answer_given: str | None, workflow: str) -> Mapping[str, float]:
     """Return f1_graph with the gold workflow, f1_chain beside it; solved if both are 1."""
-    given, gold = parse_workflow(answer_given or ""), parse_workflow(workflow)
+    predicted, gold = parse_workflow(answer_given or ""), parse_workflow(workflow)
     if not gold.nodes:
         raise ValueError("the task's 'workflow' has no nodes in WorFBench's form")
-    chain, graph = f1_chain(given, gold), f1_graph(given, gold)
+    chain, graph = f1_chain(predicted, gold), f1_graph(predicted, gold)
     return {"reward": graph, "success": float(chain == graph == 1.0), "f1_chain": chain, "f1_graph": graph}
 
 
@@ -77,14 +77,14 @@ def asynchow_reward(
     """
     steps = [str(step) for step in range(1, len(seconds) + 1)]
     durations = dict(zip(steps, map(float, seconds), strict=True))
-    given = [edge for edge in EDGE.findall(answer_given or "") if edge[0] in durations and edge[1] in durations]
+    predicted = [edge for edge in EDGE.findall(answer_given or "") if edge[0] in durations and edge[1] in durations]
     required = [(str(before), str(after)) for before, after in orders]
     optimum = makespan(required, durations)
     if optimum is None:
         raise ValueError("the task's 'orders' are cyclic")
     is_read = answer_given is not None and (EDGE.search(answer_given) or NO_EDGES.search(answer_given))
-    planned = makespan(given, durations) if is_read else None
-    valid = planned is not None and all(after in _reached(given, before) for before, after in required)
+    planned = makespan(predicted, durations) if is_read else None
+    valid = planned is not None and all(after in _reached(predicted, before) for before, after in required)
     ratio = 1.0 if planned is None or optimum == 0 else planned / optimum
     figures = {
         "reward": 1 / ratio if valid and ratio > 0 else float(valid),
@@ -109,15 +109,15 @@ def makespan(edges: Sequence[Edge], durations: Mapping[str, float]) -> float | N
 
 
 def _reached(edges: Sequence[Edge], source: str) -> set[str]:
-    found: set[str] = set()
+    visited: set[str] = set()
     stack = [source]
     while stack:
         step = stack.pop()
         for a, b in edges:
-            if a == step and b not in found:
-                found.add(b)
+            if a == step and b not in visited:
+                visited.add(b)
                 stack.append(b)
-    return found
+    return visited
 
 
 def _orders(gold: PlanGraph) -> Iterator[list[str]]:
@@ -152,15 +152,15 @@ def _largest_component(edges: Sequence[Edge]) -> int:
         neighbours.setdefault(b, set()).add(a)
     largest = 0
     while neighbours:
-        stack, found = [next(iter(neighbours))], set()
+        stack, visited = [next(iter(neighbours))], set()
         while stack:
             node = stack.pop()
-            if node not in found:
-                found.add(node)
+            if node not in visited:
+                visited.add(node)
                 stack.extend(neighbours.pop(node))
-        largest = max(largest, len(found))
+        largest = max(largest, len(visited))
     return largest
 
 
-def _f1(common: int, given: int, gold: int) -> float:
-    return 2 * common / (given + gold) if common else 0.0
+def _f1(common: int, predicted: int, gold: int) -> float:
+    return 2 * common / (predicted + gold) if common else 0.0

@@ -38,14 +38,16 @@ def compare_answers(answer: str, gold: str) -> dict[str, float]:
     return {"em": 0.0, "precision": precision, "recall": recall, "f1": 2 * precision * recall / (precision + recall)}
 
 
-def best_match(given: str | None, answer: str | float | Sequence[str | float]) -> dict[str, float]:
+def best_match(answer_given: str | None, answer: str | float | Sequence[str | float]) -> dict[str, float]:
     """Return the comparison with the best matching gold answer; a missing answer matches none."""
     golds = [answer] if isinstance(answer, str | int | float) else list(answer or ())
     if not golds or not all(isinstance(gold, str | int | float) for gold in golds):
         raise ValueError("the task's 'answer' must be a text, a number, or a list of them")
-    if given is None:
+    if answer_given is None:
         return {"em": 0.0, "precision": 0.0, "recall": 0.0, "f1": 0.0}
-    return max((compare_answers(given, str(gold)) for gold in golds), key=lambda scores: (scores["f1"], scores["em"]))
+    return max(
+        (compare_answers(answer_given, str(gold)) for gold in golds), key=lambda scores: (scores["f1"], scores["em"])
+    )
 
 
 @reward()

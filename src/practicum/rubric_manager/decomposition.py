@@ -1,4 +1,4 @@
-"""A stakeholder's wishes and the dialogue about them, turned into a rubric by a model."""
+"""Turns a stakeholder's preferences and the dialogue about them into a rubric, with a model."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SYSTEM = (
 
 
 def decomposition_prompt(preference: str, task: str, dialogue: Sequence[WorkflowMessage] = ()) -> str:
-    """Return the question to the model: the work, the client's wishes and the dialogue."""
+    """Return the prompt: the work, the client's preferences and the dialogue."""
     said = "\n".join(f"{message.sender}: {message.content}" for message in dialogue)
     parts = (f"Work:\n{task}", f"The client wants:\n{preference}", f"Dialogue:\n{said}" if said else "")
     return "\n\n".join(part for part in parts if part)

@@ -42,7 +42,7 @@ class Sandbox:
         self.launcher = launcher
         self.filter = filter_program()
         self.concurrency = concurrency or max(2, len(os.sched_getaffinity(0)))
-        self._slots = threading.BoundedSemaphore(self.concurrency)
+        self.slots = threading.BoundedSemaphore(self.concurrency)
         self._command = launcher.command
         self.seccomp = self._inspect()
 
@@ -104,17 +104,17 @@ class Sandbox:
 
         def serve() -> None:
             try:
-                server_results.append(self._execute(server, server_channel, limits, False, stop))
+                server_results.append(self.execute(server, server_channel, limits, False, stop))
             except Exception as error:
                 server_results.append(error)
             finally:
                 server_channel.close()
 
-        with slot(self._slots):
+        with slot(self.slots):
             thread = threading.Thread(target=serve, name="practicum-sandbox", daemon=True)
             thread.start()
             try:
-                client_result = self._execute(client, client_channel, limits, False, Stop())
+                client_result = self.execute(client, client_channel, limits, False, Stop())
             finally:
                 client_channel.close()
                 stop.request()
@@ -127,10 +127,10 @@ class Sandbox:
         return server_result, client_result
 
     def _run(self, code: str, stdin: str, limits: Limits | None, show_last: bool, stop: Stop) -> Result:
-        with slot(self._slots):
-            return self._execute(code, stdin.encode("utf-8", "replace"), limits, show_last, stop)
+        with slot(self.slots):
+            return self.execute(code, stdin.encode("utf-8", "replace"), limits, show_last, stop)
 
-    def _execute(self, code: str, feed: bytes | Channel, limits: Limits | None, show_last: bool, stop: Stop) -> Result:
+    def execute(self, code: str, feed: bytes | Channel, limits: Limits | None, show_last: bool, stop: Stop) -> Result:
         limits = limits or Limits()
         text = code.encode("utf-8", "replace").decode()  # a lone surrogate cannot be encoded
         job = {**asdict(limits), **self.launcher.job(), "filter": self.filter, "code": text, "show_last": show_last}
@@ -179,13 +179,13 @@ class Settings:
 settings = Settings()
 """The sandbox that tools and rewards of this process use from now on; it is opened on first use."""
 _lock = threading.Lock()
-_opened: dict[Settings, Sandbox] = {}
+opened: dict[Settings, Sandbox] = {}
 
 
 def current() -> Sandbox:
     """Return the process's sandbox, opened on first use; UserError if the configured level is not supported."""
     with _lock:
-        if settings not in _opened:
-            _opened[settings] = Sandbox.open(settings.level, settings.concurrency)
-            print(f"sandbox: {_opened[settings].describe()}", file=sys.stderr)
-        return _opened[settings]
+        if settings not in opened:
+            opened[settings] = Sandbox.open(settings.level, settings.concurrency)
+            print(f"sandbox: {opened[settings].describe()}", file=sys.stderr)
+        return opened[settings]

@@ -133,10 +133,10 @@ class RunningProgram:
                 os.close(descriptor)
         return process
 
-    def _watch(self, descriptor: int, event: int, what: str | bytearray) -> None:
+    def _watch(self, descriptor: int, event: int, content: str | bytearray) -> None:
         os.set_blocking(descriptor, False)
         self.open.add(descriptor)
-        self.selector.register(descriptor, event, what)
+        self.selector.register(descriptor, event, content)
 
     def _close_descriptor(self, descriptor: int) -> None:
         self.selector.unregister(descriptor)

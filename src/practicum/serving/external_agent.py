@@ -23,13 +23,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from practicum import user_files
 from practicum.agent import FUNCTION_COMMAND, ExternalAgent
 from practicum.environment import Observation, Step
 from practicum.errors import JudgeError, UserError
 from practicum.serving.agent_sandbox import kept_variables, sandbox_command
 from practicum.serving.episode_recorder import EpisodeRecorder, PostedReward
 from practicum.serving.gateway import Gateway, shared_gateway
+from practicum.utils import user_files
 from practicum.utils.concurrency import in_thread
 
 MAX_OUTPUT_BYTES = 64 << 10

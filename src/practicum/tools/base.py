@@ -28,7 +28,7 @@ from practicum.errors import UserError, describe_exception, did_you_mean, own_pl
 from practicum.tools.errors import ToolFailure
 from practicum.tools.pool import Lease, StatePool, pool_for
 from practicum.utils.concurrency import agent_time, perform, with_timer
-from practicum.utils.pickling import PickledByPlace
+from practicum.utils.pickling import PickledByReference
 
 T = TypeVar("T")
 SECONDS_DIGITS = 6
@@ -151,7 +151,7 @@ class ToolResult:
 
 
 @dataclass(frozen=True)
-class Tool(PickledByPlace):
+class Tool(PickledByReference):
     """A named function with a schema.
 
     With a `pool`, the function's first parameter is the episode's state, which the agent does not see.

@@ -128,8 +128,8 @@ class WebService:
             raise error_type(f"the search service answered {error.code}") from None
         except (OSError, http.client.HTTPException) as error:
             timed_out = isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError)
-            what = f"did not answer within {self.timeout:g} s" if timed_out else "could not be reached"
-            raise ToolFailure(f"the search service {what}") from None
+            failure = f"did not answer within {self.timeout:g} s" if timed_out else "could not be reached"
+            raise ToolFailure(f"the search service {failure}") from None
         except ValueError:
             raise ToolFailure("the search service did not answer in JSON") from None
 

@@ -16,7 +16,6 @@ import random
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from practicum.agent import Agent
 from practicum.data.export import role_tools, successful_episodes
@@ -27,7 +26,7 @@ from practicum.errors import EngineError, UserError
 from practicum.policy import Conversation, Policy
 from practicum.task import Task, canonical_json, content_hash
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.logged_source import TrajectoryLog, check_same_log
+from practicum.training.logged_source import LogStream, TrajectoryLog
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import (
     OnEpisode,
@@ -107,7 +106,7 @@ def single_action_warning(states: Sequence[LoggedState]) -> str | None:
     )
 
 
-class BanditSource:
+class BanditSource(LogStream):
     """Samples `chains` replies to each of a step's logged prompts."""
 
     from_engine = True
@@ -135,13 +134,6 @@ class BanditSource:
         warning = single_action_warning(states)
         if warning is not None:
             say(warning)
-
-    def state(self) -> dict[str, Any]:
-        return {"stream": self.stream.state(), "log": self.fingerprint}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        check_same_log(state, self.fingerprint)
-        self.stream.restore(state["stream"])
 
     async def collect(self, step: int, on_episode: OnEpisode | None = None) -> RolloutBatch:
         """One episode per reply; the replies to one prompt are a group."""
@@ -172,7 +164,7 @@ class BanditSource:
         seed = derive_seed("sampling", self.settings.seed, label, state.task.id, attempt)
         conversation = Conversation(self._policy_of(state.role), f"{label}{state.task.id}#{attempt}")
         conversation.context_ids = list(state.prompt)
-        conversation.tools = ({},) if state.has_tools else ()  # the prompt lists them; the format asks if there are any
+        conversation.tools = ({},) if state.has_tools else ()  # the prompt lists them; the format checks for any
         request = conversation.request(state.task, Observation(), derive_seed(seed, 0), final=True)
         engine = conversation.policy.engine
         try:

@@ -112,9 +112,9 @@ def explain_out_of_memory(remedy: str) -> Iterator[None]:
         cause = out_of_memory_in(error)
         if cause is None:
             raise
-        what = (str(cause).splitlines() or ["the machine has no more"])[0][:200]
+        reason = (str(cause).splitlines() or ["the machine has no more"])[0][:200]
         raise UserError(
-            f"Out of memory ({what}): {remedy}; docs/troubleshooting.md has more. The same command goes on from the "
+            f"Out of memory ({reason}): {remedy}; docs/troubleshooting.md has more. The same command goes on from the "
             "last checkpoint, if there is one."
         ) from error
 
@@ -257,7 +257,7 @@ def build_agent(config: TrainConfig, components: RunComponents, temperature: flo
 
 
 def training_tasks(environment: Environment, config: TrainConfig) -> Sequence[Task]:
-    """A file's tasks, all of them; or as many generated ones as data.num_train_tasks says, or the run will see."""
+    """All tasks of a file; or data.num_train_tasks generated ones, or as many as the run will use."""
     if config.data.train_files:
         return environment.tasks("train", MAX_GENERATED_TASKS)
     if (wanted := config.data.num_train_tasks) is not None:

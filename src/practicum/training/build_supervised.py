@@ -45,13 +45,14 @@ from practicum.training.run import Run, TrainState
 from practicum.training.sft import SFTSettings, SFTTrainer, without_too_long
 from practicum.training.supervised import SupervisedTrainer, place_adapter, supervised_run_settings
 from practicum.training.text_dataset import read_demonstration_rows
-from practicum.training.trainable_policy import GPU_TOKENS, ShardingSettings, TrainablePolicy
+from practicum.training.trainable_policy import GPU_MICRO_BATCH_TOKENS, ShardingSettings, TrainablePolicy
 from practicum.trajectory import Outcome, Trajectory, is_trained, learned_roles
 from practicum.utils.concurrency import run_async
 from practicum.utils.tables import percent
 from practicum.utils.terminal import Progress
 
 Item = TypeVar("Item")
+Config = TypeVar("Config", SFTConfig, DPOConfig)
 OnStep = Callable[[int, dict[str, float]], None]
 HARDWARE: Mapping[str, tuple[int, int]] = {
     "24gb": (1, 16), "40gb": (2, 8), "80gb": (4, 4),  # Affine, for its 4 B model
@@ -61,7 +62,7 @@ HARDWARE: Mapping[str, tuple[int, int]] = {
 
 
 def hardware_overrides(name: str) -> list[str]:
-    """The overrides that a card's name stands for."""
+    """The overrides for a card, by its name."""
     if name not in HARDWARE:
         raise UserError(f"Unknown hardware '{name}'.{nearest_name(name, HARDWARE)} Known: {', '.join(HARDWARE)}.")
     batch_size, accumulation = HARDWARE[name]
@@ -81,7 +82,7 @@ def load_policy(config: SFTConfig | DPOConfig, template: str | None) -> Trainabl
             training.use_dora, training.use_rslora,
         )  # fmt: skip
         loaded = lora.add_adapter(loaded, settings, training.seed)
-    limits = MicroBatchLimits(GPU_TOKENS if on.on_gpu else MicroBatchLimits.tokens, training.batch_size)
+    limits = MicroBatchLimits(GPU_MICRO_BATCH_TOKENS if on.on_gpu else MicroBatchLimits.tokens, training.batch_size)
     is_sharded = training.strategy == "fsdp2" and ranks.num_ranks() > 1
     sharding = ShardingSettings(has_engine=False) if is_sharded else None
     policy = TrainablePolicy(loaded, template, max_batch=on.batch_size, limits=limits, sharding=sharding)
@@ -345,15 +346,9 @@ def sft(
 
     `config` is an `SFTConfig` or overrides as `practicum sft` takes them, such as ["data.episodes=runs/collect"].
     """
-    chosen = resolve_supervised(SFTConfig, config)
-    if _starts_ranks(chosen):
-        return _train_on_ranks("sft", chosen, progress, log, on_step)
-    resolved = chosen.config
-    build_run = lambda report: build_sft(resolved, report, log)  # noqa: E731
-    with explain_out_of_memory(LESS_MEMORY_SUPERVISED), _joined(resolved) as launch:
-        if not launch.is_first:
-            return _follow(resolved, sft_trainer(resolved, _say_nothing)[0])
-        return _supervised("sft", "actor/loss", build_run, progress, log, on_step)
+    resolved = resolve_supervised(SFTConfig, config)
+    make_trainer = lambda: sft_trainer(resolved.config, _say_nothing)[0]  # noqa: E731
+    return _train("sft", "actor/loss", resolved, build_sft, make_trainer, progress, log, on_step)
 
 
 def dpo(
@@ -367,19 +362,36 @@ def dpo(
 
     `config` is a `DPOConfig` or overrides as `practicum dpo` takes them, such as ["data.episodes=runs/collect"].
     """
-    chosen = resolve_supervised(DPOConfig, config)
-    if _starts_ranks(chosen):
-        return _train_on_ranks("dpo", chosen, progress, log, on_step)
-    resolved = chosen.config
-    build_run = lambda report: build_dpo(resolved, report, log)  # noqa: E731
-    with explain_out_of_memory(LESS_MEMORY_SUPERVISED), _joined(resolved) as launch:
+    resolved = resolve_supervised(DPOConfig, config)
+    make_trainer = lambda: dpo_trainer(resolved.config, _say_nothing)  # noqa: E731
+    return _train("dpo", "dpo/loss", resolved, build_dpo, make_trainer, progress, log, on_step)
+
+
+def _train(
+    command: str,
+    loss: str,
+    resolved: Resolved[Config],
+    build: Callable[[Config, OnStep, Callable[[str], None]], Run],
+    make_trainer: Callable[[], SupervisedTrainer],
+    progress: bool,
+    log: Callable[[str], None],
+    on_step: StepCallback | None,
+) -> TrainResult:
+    """Train in this process, on ranks that are started, or as one rank of a launcher's; `loss` names the metric shown.
+
+    `build` makes the run of the first rank, `make_trainer` what the other ranks follow it with.
+    """
+    if _starts_ranks(resolved):
+        return _train_on_ranks(command, resolved, progress, log, on_step)
+    config = resolved.config
+    with explain_out_of_memory(LESS_MEMORY_SUPERVISED), _joined(config) as launch:
         if not launch.is_first:
-            return _follow(resolved, dpo_trainer(resolved, _say_nothing))
-        return _supervised("dpo", "dpo/loss", build_run, progress, log, on_step)
+            return _follow(config, make_trainer())
+        return _supervised(command, loss, lambda report: build(config, report, log), progress, log, on_step)
 
 
 def _starts_ranks(resolved: Resolved[Any]) -> bool:
-    """Whether several ranks are asked for, and no launcher has started them."""
+    """Whether several ranks are requested, and no launcher has started them."""
     return read_launch().num_ranks == 1 and ranks_asked_for(resolved.config, resolved.chosen) > 1
 
 
@@ -400,7 +412,7 @@ def _joined(config: SFTConfig | DPOConfig) -> contextlib.AbstractContextManager[
 
 
 def _say_nothing(text: str) -> None:
-    """For ranks other than the first, which has said it."""
+    """For ranks other than the first, which prints the messages."""
 
 
 def _follow(config: SFTConfig | DPOConfig, trainer: SupervisedTrainer) -> TrainResult:

@@ -165,7 +165,7 @@ def keep_stored_defaults(resolved: Resolved[TrainConfig], folder: Path) -> None:
 
 
 def continued_values(config: TrainConfig) -> dict[str, Any]:
-    """What a run that is resumed must have the same, by key; device and dtype are left out, `auto` stands for them."""
+    """What a run that is resumed must have the same, by key; device and dtype may differ, since they may be `auto`."""
     may_change = (key for key in MAY_CHANGE if key not in RANK_KEYS)
     skipped = (*may_change, "trainer.project_name", "trainer.experiment_name", "trainer.device")
     values = _compared(OmegaConf.structured(config))
@@ -176,10 +176,10 @@ def _compared(tree: Any) -> dict[str, Any]:
     """The values of a configuration by key, as far as two runs are compared by them. A key that was added since has its
     default; the model has one name, whichever of its keys it was given by."""
     defaults = _flat(OmegaConf.to_container(OmegaConf.structured(TrainConfig)))
-    given = _flat(OmegaConf.to_container(tree))
+    present = _flat(OmegaConf.to_container(tree))
     free_keys = (*overrides.FREE_KEYS, ".".join(overrides.ROLES))
-    free = {key: value for key, value in given.items() if key.startswith(free_keys)}
-    values = {**defaults, **{key: value for key, value in given.items() if key in defaults}, **free}
+    free = {key: value for key, value in present.items() if key.startswith(free_keys)}
+    values = {**defaults, **{key: value for key, value in present.items() if key in defaults}, **free}
     path, name = "actor_rollout_ref.model.path", "agent.model_name_or_path"
     values[path] = values[path] or values.pop(name) or "tiny"
     values.pop(name, None)

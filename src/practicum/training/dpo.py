@@ -2,7 +2,7 @@
 
 An update first computes the log-probs of a batch of pairs under policy and reference, then gives the learner every
 token with the weight that the derivative of the loss puts on it: the gradient is that of the preference loss, and the
-learner needs to know nothing of pairs.
+learner needs no notion of pairs.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from practicum.config.dpo import DPOTrainingConfig
 from practicum.config.fields import check_fields, default_of
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
-from practicum.training.learner import OptimizerSettings, learning_rate
+from practicum.training.learner import learning_rate
 from practicum.training.micro_batches import Sample
 from practicum.training.objective import CROSS_ENTROPY, compute_logprobs
 from practicum.training.run import Run
 from practicum.training.settings import RunSettings
-from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
+from practicum.training.supervised import SupervisedTrainer, UpdateSettings, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
 
 
 @dataclass(frozen=True)
-class DPOSettings:
+class DPOSettings(UpdateSettings):
     """How to train on preference pairs, under the names of the configuration's keys.
 
     One update is over `batch_size * gradient_accumulation_steps` pairs.
@@ -56,19 +56,10 @@ class DPOSettings:
         preference_loss(self.loss)
         learning_rate(0, 1, self.learning_rate, self.scheduler_type)
 
-    @property
-    def update_size(self) -> int:
-        """Pairs of one update."""
-        return self.batch_size * self.gradient_accumulation_steps
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(self.learning_rate, self.weight_decay, grad_clip=self.max_grad_norm)
-
 
 @dataclass(frozen=True)
 class Pair:
-    """Two replies in one state; their masks say which tokens are compared."""
+    """Two replies in one state; their masks select the tokens that are compared."""
 
     chosen: Sample
     rejected: Sample

@@ -228,7 +228,7 @@ def _missing_model(key: str, name: str | None, is_adapter: bool = False) -> list
 
 
 def sentence_of(check: Callable[[], object]) -> list[str]:
-    """The sentence of a check that fails for want of something on this machine."""
+    """The sentence of a check that fails because something is missing on this machine."""
     try:
         check()
     except UserError as error:

@@ -48,7 +48,7 @@ class EstimatorSettings:
     """What estimators read besides the rewards.
 
     `turn_rewards` puts every turn's own reward at that turn's last token; otherwise the whole reward is at the
-    trajectory's last one. `bootstrap_truncated`: whether the critic's value stands for the rest of a truncated episode.
+    trajectory's last one. `bootstrap_truncated`: whether a truncated episode ends in the critic's value.
     `train_roles` are the roles whose sampled tokens are trained, None: all. With the `role_credit` "shared" their
     tokens all have the episode's reward; with "own" every role has its own, and is compared with itself only.
     """

@@ -103,7 +103,26 @@ def signal_groups(log: TrajectoryLog, seed: int = 0, estimation: EstimatorSettin
     return groups
 
 
-class LoggedSource:
+class LogStream:
+    """A source whose tasks are a stream over a log; its state has the position in the stream, and names the log."""
+
+    stream: TaskStream
+    fingerprint: str
+
+    def state(self) -> dict[str, Any]:
+        return {"stream": self.stream.state(), "log": self.fingerprint}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Raise unless this is the log that the run began with; a folder that has grown since is another log."""
+        if state.get("log") != self.fingerprint:
+            raise UserError(
+                "The episodes below data.from_trajectories are not those this run began with; "
+                "put them back, or choose another trainer.experiment_name."
+            )
+        self.stream.restore(state["stream"])
+
+
+class LoggedSource(LogStream):
     """Gives the groups of a log, `train_batch_size` of them per step, round and round."""
 
     from_engine = False
@@ -126,13 +145,6 @@ class LoggedSource:
         self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size)
         self.groups = dict(zip(tasks, self._fill_logprobs(groups, say), strict=True))
         self.temperatures = {group[0].task: [self._temperature(episode) for episode in group] for group in groups}
-
-    def state(self) -> dict[str, Any]:
-        return {"stream": self.stream.state(), "log": self.fingerprint}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        check_same_log(state, self.fingerprint)
-        self.stream.restore(state["stream"])
 
     async def collect(self, step: int, on_episode: OnEpisode | None = None) -> RolloutBatch:
         """The next groups of the log. No episode was played, so `on_episode` is not called."""
@@ -214,15 +226,6 @@ def fingerprint(groups: TrajectoryGroups) -> str:
             for span in turn.spans:
                 digest.update(array("q", span.ids))
     return digest.hexdigest()[:16]
-
-
-def check_same_log(state: Mapping[str, Any], log_fingerprint: str) -> None:
-    """Raise unless a resumed run reads the log that it began with; a folder that has grown since is another log."""
-    if state.get("log") != log_fingerprint:
-        raise UserError(
-            "The episodes below data.from_trajectories are not those this run began with; "
-            "put them back, or choose another trainer.experiment_name."
-        )
 
 
 def has_policy_logprobs(episode: Trajectory, roles: Collection[str] | None = None) -> bool:

@@ -309,7 +309,7 @@ def pack(batch: SortedBatch, limits: MicroBatchLimits) -> list[range]:
 def micro_batches(
     samples: Sequence[Sample], limits: MicroBatchLimits, device: torch.device | None = None, bucket: int = 1
 ) -> Iterator[MicroBatch]:
-    """Yield the micro-batches of a batch, each copied to the device when it is asked for.
+    """Yield the micro-batches of a batch, each copied to the device when it is needed.
 
     Each is padded to a multiple of `bucket` tokens.
     """
@@ -341,7 +341,7 @@ def _assemble(
 
 
 def _mask_columns(samples: Sequence[Sample], batch: SortedBatch, ranks: range) -> dict[str, NDArray[Any]]:
-    """The fields of a MicroBatch that say which tokens could be sampled; none where that is all of them."""
+    """The fields of a MicroBatch with the tokens that could be sampled; none where that is all of them."""
     own = [(samples[batch.sample_indices[rank]], batch.predicted[rank]) for rank in ranks]
     words = max((part.num_words for sample, _ in own for _, part in sample.token_masks), default=0)
     if not words:

@@ -22,7 +22,7 @@ from practicum.training.estimators import ESTIMATORS
 from practicum.training.learner import MAX_TWO_THREAD_HIDDEN_SIZE
 from practicum.training.micro_batches import MicroBatchLimits
 from practicum.training.settings import max_reply_tokens, max_turns, model_name, rl_settings
-from practicum.training.trainable_policy import GPU_TOKENS
+from practicum.training.trainable_policy import GPU_MICRO_BATCH_TOKENS
 
 GIB = float(2**30)
 MODEL_SIZES = {
@@ -166,7 +166,7 @@ class StepWorkload:
     turns: float = 1.0
     num_updates: int = 1
     """Times that every sample is trained on (epochs)."""
-    micro_tokens: int = GPU_TOKENS
+    micro_tokens: int = GPU_MICRO_BATCH_TOKENS
     max_num_seqs: int = 256
     lora_rank: int = 0
     checkpointing: bool = False

@@ -35,7 +35,7 @@ MAX_BUCKET_ELEMENTS = 2**24
 
 
 class RanksLost(UserError):
-    """Other ranks have gone or cannot be reached; what made them go is theirs to tell."""
+    """Other ranks have ended or cannot be reached; their own output has the cause."""
 
 
 def num_ranks() -> int:

@@ -496,16 +496,16 @@ class RLTrainer(Trainer):
 
     def _measure(self, groups: TrajectoryGroups) -> dict[str, float]:
         """Entropy and engine mismatch of a step that brings no update."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for name, model, own_roles in self.models:
             samples, _ = self._samples(groups, own_roles)
             if not samples:  # none of its roles has acted
                 continue
-            metrics = model.learner.measure(samples, replace(self.settings.objective, kl_loss_coef=0.0))
-            for key, value in metrics.items():
+            measured = model.learner.measure(samples, replace(self.settings.objective, kl_loss_coef=0.0))
+            for key, value in measured.items():
                 if key == "actor/entropy" or key.startswith("mismatch/"):
-                    found[f"role/{name}/{key}" if name else key] = value
-        return found
+                    metrics[f"role/{name}/{key}" if name else key] = value
+        return metrics
 
     def _with_mismatch(self, batch: RolloutBatch) -> RolloutBatch:
         """The batch with the engine mismatch of its first group, against the very weights that it was sampled with.

@@ -13,7 +13,7 @@ from practicum.errors import UserError
 from practicum.models import lora
 from practicum.models.loader import Device, LoadedModel
 from practicum.policy import Judge
-from practicum.rollout_setup import check_asked_models, check_role_names, local_engine, served_engine
+from practicum.rollout_setup import check_model_names, check_role_names, local_engine, served_engine
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import derive_seed
 
@@ -32,7 +32,7 @@ def role_settings(config: TrainConfig, validating: bool) -> dict[str, RoleSettin
 
 
 def _response_format(name: str, role: RoleConfig) -> ResponseFormat | None:
-    """The response format of a role that has one; `ANY_TEXT` where it says that it has none."""
+    """The response format of a role that sets one; `ANY_TEXT` where it is set to none."""
     response_format = read_response_format(role.response_format, f"agent.roles.{name}.response_format")
     return ANY_TEXT if response_format is None and role.response_format is not None else response_format
 
@@ -44,8 +44,8 @@ def check_roles(config: TrainConfig, environment: Environment) -> None:
     """
     roles, agent = environment.roles, config.agent
     check_role_names(environment, agent.roles, key="agent.roles")
-    check_role_names(environment, agent.train_roles or (), known=roles, key="agent.train_roles")
-    check_asked_models(
+    check_role_names(environment, agent.train_roles or (), allowed=roles, key="agent.train_roles")
+    check_model_names(
         environment,
         [name for name, role in agent.roles.items() if role.model is not None],
         "set agent.roles.{name}.model (a model of its own, which is not trained), and agent.roles.{name}.url where a "
@@ -106,7 +106,7 @@ def add_roles(
 def asked_models(
     policy: TrainablePolicy, environment: Environment, agent: Agent, config: TrainConfig
 ) -> dict[str, ChatModel]:
-    """The models that the environment asks by itself, greedy unless `agent.roles` says otherwise."""
+    """The models that the environment itself calls, greedy unless `agent.roles` sets a temperature."""
     models: dict[str, ChatModel] = {}
     for name in environment.model_names():
         engine, renderer = policy.role_engines[name]

@@ -286,7 +286,7 @@ class OnlineSource:
                 groups, played = self.group_reward.apply(groups, played)
             episodes += played
             if self.estimator.needs_greedy_rollout:
-                greedy_rewards |= await self._greedy_rewards(tasks, label)
+                greedy_rewards |= await self.greedy_rewards(tasks, label)
                 groups = [group for group in groups if group[0].group in greedy_rewards]
             with_signal = [group for group in groups if has_signal(group, greedy_rewards, settings.estimation)]
             num_groups += len(groups)
@@ -311,7 +311,7 @@ class OnlineSource:
             time.perf_counter() - begun,
         )
 
-    async def _greedy_rewards(self, tasks: Sequence[Task], label: str) -> dict[str, float]:
+    async def greedy_rewards(self, tasks: Sequence[Task], label: str) -> dict[str, float]:
         """By group: the reward of one greedy rollout of the whole agent, tools included."""
         episodes = await self._roll_out(tasks, 1, label, greedy_agent(self.agent, self.policy.role_engines))
         return {episode.group: episode.reward for episode in episodes if episode.scored}
@@ -495,7 +495,7 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             **summary_stats("response_length", lengths),
         }
         external = [e for e in scored if EXTERNAL_AGENT in e.provenance]
-        if external:  # how often an agent's program changed what was said, or began anew
+        if external:  # how often an agent's program changed earlier messages, or started a new conversation
             branches = sum(bool(t.branch_reason) for e in external for t in e.turns)
             metrics["rollout/branches/mean"] = branches / len(external)
         environments = sorted({e.task.environment for e in scored})

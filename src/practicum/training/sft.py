@@ -11,19 +11,19 @@ from pathlib import Path
 from practicum.config.fields import at_least, check_fields, default_of
 from practicum.config.sft import SFTTrainingConfig
 from practicum.errors import UserError
-from practicum.training.learner import OptimizerSettings, learning_rate
+from practicum.training.learner import learning_rate
 from practicum.training.micro_batches import Sample, sft_samples
 from practicum.training.objective import CROSS_ENTROPY
 from practicum.training.run import Run, TrainState
 from practicum.training.settings import RunSettings
-from practicum.training.supervised import SupervisedTrainer, fingerprint_samples
+from practicum.training.supervised import SupervisedTrainer, UpdateSettings, fingerprint_samples
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Evaluated, Validation, panel_validation
 from practicum.trajectory import Trajectory
 
 
 @dataclass(frozen=True)
-class SFTSettings:
+class SFTSettings(UpdateSettings):
     """How to train on demonstrations, under the names of the configuration's keys.
 
     One update is over `batch_size * gradient_accumulation_steps` sequences. Every `check_every` updates and at the end,
@@ -45,15 +45,6 @@ class SFTSettings:
     def __post_init__(self) -> None:
         check_fields(self, "training.")
         learning_rate(0, 1, self.learning_rate, self.scheduler_type)  # a misspelt schedule is an error now, not later
-
-    @property
-    def update_size(self) -> int:
-        """Sequences of one update."""
-        return self.batch_size * self.gradient_accumulation_steps
-
-    @property
-    def optimizer(self) -> OptimizerSettings:
-        return OptimizerSettings(self.learning_rate, self.weight_decay, grad_clip=self.max_grad_norm)
 
 
 class SFTTrainer(SupervisedTrainer):
@@ -88,9 +79,9 @@ class SFTTrainer(SupervisedTrainer):
 
 def without_too_long(samples: Sequence[Sample], context: int, log: Callable[[str], None] = print) -> list[Sample]:
     """The samples of at most `context` tokens; `log` gets the number of longer ones."""
-    kept = [sample for sample in samples if len(sample.ids) <= context]
-    report_too_long("demonstrations", len(samples) - len(kept), len(samples), context, log)
-    return kept
+    fitting = [sample for sample in samples if len(sample.ids) <= context]
+    report_too_long("demonstrations", len(samples) - len(fitting), len(samples), context, log)
+    return fitting
 
 
 def report_too_long(kind: str, num_too_long: int, count: int, context: int, log: Callable[[str], None] = print) -> None:

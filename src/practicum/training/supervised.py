@@ -14,11 +14,30 @@ from typing import Any
 
 from practicum.data.run_folder import MODEL
 from practicum.errors import UserError
-from practicum.training.learner import utilisation
+from practicum.training.learner import OptimizerSettings, utilisation
 from practicum.training.micro_batches import Sample
 from practicum.training.settings import RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import StepResult, Trainer
+
+
+class UpdateSettings:
+    """What follows from the settings of an update, by the names that SFT and DPO have in common."""
+
+    batch_size: int
+    gradient_accumulation_steps: int
+    learning_rate: float
+    weight_decay: float
+    max_grad_norm: float
+
+    @property
+    def update_size(self) -> int:
+        """Sequences (SFT) or pairs (DPO) of one update."""
+        return self.batch_size * self.gradient_accumulation_steps
+
+    @property
+    def optimizer(self) -> OptimizerSettings:
+        return OptimizerSettings(self.learning_rate, self.weight_decay, grad_clip=self.max_grad_norm)
 
 
 class SupervisedTrainer(Trainer):
@@ -44,7 +63,7 @@ class SupervisedTrainer(Trainer):
         return {"data": self.fingerprint}
 
     def restore(self, state: dict[str, Any]) -> None:
-        if state.get("data") not in (None, self.fingerprint):  # checkpoints of earlier versions do not say
+        if state.get("data") not in (None, self.fingerprint):  # checkpoints of earlier versions do not have it
             raise UserError(
                 f"The training data is not what the run in '{self.folder}' began with; put that back, or choose "
                 "another output_dir."

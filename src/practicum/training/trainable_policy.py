@@ -44,7 +44,7 @@ from practicum.training.objective import Objective, head_logprobs, hidden_states
 from practicum.training.unsharded_copy import UnshardedCopy
 from practicum.trajectory import Attempt, Trajectory
 
-GPU_TOKENS = 16384
+GPU_MICRO_BATCH_TOKENS = 16384
 """Maximum number of tokens in one micro-batch on a GPU."""
 
 
@@ -130,7 +130,7 @@ class TrainablePolicy:
         self.max_batch = max_batch
         self.concurrency = 2 * max_batch
         """Episodes that run at the same time, at most."""
-        default_tokens = GPU_TOKENS if self.decoder.device.type == "cuda" else MicroBatchLimits.tokens
+        default_tokens = GPU_MICRO_BATCH_TOKENS if self.decoder.device.type == "cuda" else MicroBatchLimits.tokens
         self.limits = limits or MicroBatchLimits(default_tokens)
         self.logprob_limits = logprob_limits or self.limits
         self.role_policies: dict[str, TrainablePolicy] = {}

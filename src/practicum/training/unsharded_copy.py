@@ -44,7 +44,7 @@ class UnshardedCopy:
 
     @property
     def model(self) -> LoadedModel:
-        """The copy; only ranks that have one may ask for it."""
+        """The copy; only ranks that have one may call this."""
         assert self.loaded is not None
         return self.loaded
 

@@ -1,6 +1,6 @@
 """Waits of an episode: deadlines, plain functions in threads, and slots that threads wait for.
 
-`Deadline` is a timeout in which time in a queue does not count: that says nothing about what is waited for. It knows
+`Deadline` is a timeout in which time in a queue does not count, since it depends on other work. It knows
 how much of its time programs of the agent have taken: whose clock ran out decides whether an episode is a failure of
 the agent or an error of its environment.
 
@@ -38,7 +38,7 @@ from contextvars import ContextVar, Token
 from typing import Any, ParamSpec, TypeVar
 
 _current: ContextVar[Deadline | None] = ContextVar("practicum_deadline", default=None)
-SHARE_OF_JUDGE = 0.8
+MAX_JUDGE_SHARE = 0.8
 """Share of the time left that a judge may use: the rest is for starting and ending what it runs."""
 
 
@@ -181,7 +181,7 @@ def half_used() -> bool:
 
 def judge_seconds(maximum: float) -> float:
     """Return the seconds that a judge of the agent's program may take: it must end before the deadline in force."""
-    return min(maximum, SHARE_OF_JUDGE * seconds_left())
+    return min(maximum, MAX_JUDGE_SHARE * seconds_left())
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ def peak_resident_megabytes() -> float:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an exception says that there was not enough memory, of the machine or of a GPU."""
+    """Whether an exception means that there was not enough memory, of the machine or of a GPU."""
     text = str(error).lower()
     return (
         isinstance(error, MemoryError)

@@ -1,7 +1,7 @@
-"""Pickling of what a decorator has put in the place of a function.
+"""Pickling of what a decorator has put instead of a function.
 
 `@tool` and `@reward` replace a function by an object that holds it. Pickle finds functions by module and name, where it
-would find the object. So the object is pickled by that place, with the fields in which it differs.
+would find the object. So the object is pickled by reference, with the fields in which it differs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 
-class PickledByPlace:
+class PickledByReference:
     """A frozen dataclass with a field `function`, found again under the name of that function. Copies are itself."""
 
     function: Callable[..., Any]
@@ -24,9 +24,9 @@ class PickledByPlace:
         original = _lookup(sys.modules.get(module or ""), name)
         if type(original) is not type(self) or getattr(original, "function", None) is not self.function:
             return super().__reduce_ex__(protocol)
-        return _from_place, (module, name, _differences(original, self))
+        return _from_reference, (module, name, _differences(original, self))
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> PickledByPlace:
+    def __deepcopy__(self, memo: dict[int, Any]) -> PickledByReference:
         return self
 
 
@@ -40,6 +40,6 @@ def _differences(original: Any, other: Any) -> dict[str, Any]:
     return {name: new for name, (old, new) in pairs.items() if new is not old and new != old}
 
 
-def _from_place(module: str, name: str, changes: dict[str, Any]) -> Any:
+def _from_reference(module: str, name: str, changes: dict[str, Any]) -> Any:
     original = _lookup(importlib.import_module(module), name)
     return dataclasses.replace(original, **changes) if changes else original

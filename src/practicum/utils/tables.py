@@ -65,7 +65,7 @@ def percent(value: float | None, signed: bool = False, digits: int = 1) -> str:
 
 
 def percent_interval(low: float | None, high: float | None) -> str:
-    """Two shares as "[79.4, 86.7]", which stands after a `percent`."""
+    """Two shares as "[79.4, 86.7]", written after a `percent`."""
     return f"[{percent(low).removesuffix(' %')}, {percent(high).removesuffix(' %')}]"
 
 

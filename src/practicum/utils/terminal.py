@@ -67,7 +67,7 @@ class Progress:
         self.stream = stream or sys.stderr
         self.done = self._first = 0
         self.note = ""
-        self._started = time.monotonic()
+        self.started = time.monotonic()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._print_regularly, daemon=True)
         self._display: Live | None = None
@@ -104,9 +104,9 @@ class Progress:
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
-    def _status(self) -> str:
+    def status(self) -> str:
         """Everything after the label."""
         seconds = self.seconds
         text = f"{self.done}/{self.total}{' ' + self.unit if self.unit else ''}  {duration(seconds)}"
@@ -120,7 +120,7 @@ class Progress:
             self._print()
 
     def _print(self) -> None:
-        self.stream.write(f"{printable(self.label):<22} {self._status()}\n")
+        self.stream.write(f"{printable(self.label):<22} {self.status()}\n")
         self.stream.flush()
 
     def _make_display(self) -> Live:
@@ -141,8 +141,8 @@ class Progress:
         from rich.table import Table
         from rich.text import Text
 
-        status = Text(self._status())
-        # A narrow terminal shortens the bar first: the note says more.
+        status = Text(self.status())
+        # A narrow terminal shortens the bar first: the note matters more.
         left = text_width(self.stream) - cell_len(printable(self.label)) - status.cell_len - 2
         width = max(MIN_BAR_WIDTH, min(BAR_WIDTH, left))
         line = Table.grid(padding=(0, 1), expand=True)
@@ -162,7 +162,7 @@ PLAIN_WIDTH = 100
 
 
 def use_colour(stream: TextIO) -> bool:
-    """Whether to colour: the stream is a terminal that knows escapes, and NO_COLOR (no-color.org) is not set."""
+    """Whether to colour: the stream is a terminal that supports escapes, and NO_COLOR (no-color.org) is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 

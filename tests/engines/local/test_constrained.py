@@ -181,14 +181,14 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_only(model: LlamaForCausal
         ask = [request(response_format(SCHEMAS[0]), seed) for seed in range(3)]
         running = [asyncio.ensure_future(engine.generate(one)) for one in ask]
         await asyncio.sleep(0)
-        original = type(engine)._matcher
+        original = type(engine).make_matcher
 
         async def broken(self: LocalEngine, form: Any) -> Any:
             matcher = await original(self, form)
             matcher.pending = 5  # a token that the grammar refuses
             return matcher
 
-        engine._matcher = broken.__get__(engine)  # type: ignore[method-assign]
+        engine.make_matcher = broken.__get__(engine)  # type: ignore[method-assign]
         bad = asyncio.ensure_future(engine.generate(request(response_format(SCHEMAS[1]), 9)))
         try:
             return await asyncio.gather(*running, bad, return_exceptions=True)

@@ -118,7 +118,7 @@ class Simulation:
             assert torch.equal(self.keys(one.slot, len(expected)), expected)
         held = {id(page) for one in self.running for page in self.kv_cache.extract(one.slot, CONTEXT)}
         for entry in self.prefixes:
-            found = torch.cat([pool.chunks[page.place[0]][page.place[1], 0, 0, 0, :, 0] for page in entry.kv])
+            found = torch.cat([pool.chunks[page.location[0]][page.location[1], 0, 0, 0, :, 0] for page in entry.kv])
             assert torch.equal(found[: len(entry.ids)], keys_of(entry.ids))
             assert len(entry.kv) == num_pages(len(entry.ids))
             held |= {id(page) for page in entry.kv}
@@ -219,14 +219,14 @@ def test_one_request_alone_may_exceed_the_bound(monkeypatch: pytest.MonkeyPatch)
 def test_a_device_without_memory_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_kv_cache, "MIN_CHUNK_BYTES", 1)
     sim = Simulation(1 << 20)
-    add_chunk = cuda_kv_cache.PagePool._add_chunk
+    add_chunk = cuda_kv_cache.PagePool.add_chunk
 
     def limited(pool: cuda_kv_cache.PagePool, count: int) -> None:
         if pool.size + count > 6:
             raise torch.OutOfMemoryError
         add_chunk(pool, count)
 
-    monkeypatch.setattr(cuda_kv_cache.PagePool, "_add_chunk", limited)
+    monkeypatch.setattr(cuda_kv_cache.PagePool, "add_chunk", limited)
     sim.start(sim.request(range(2 * PAGE_TOKENS)), sim.request(range(9, 9 + 2 * PAGE_TOKENS)))
     while sim.decode(sim.running[0], [1, 2, 3, 4]):
         pass

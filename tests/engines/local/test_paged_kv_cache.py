@@ -187,7 +187,7 @@ def test_a_long_prompt_is_computed_in_pieces_beside_decode_steps(model: LlamaFor
     decode = engine.runner.decode
 
     def watched(running: list, end_ids: tuple) -> object:  # type: ignore[type-arg]
-        waiting.append(sum(one.computed is not None and one.index < 0 for one in engine._waiting))
+        waiting.append(sum(one.computed is not None and one.index < 0 for one in engine.waiting))
         return decode(running, end_ids)
 
     engine.runner.decode = watched  # type: ignore[method-assign, assignment]

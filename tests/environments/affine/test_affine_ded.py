@@ -91,13 +91,13 @@ def test_a_step_s_deadline_stands_still_until_its_programs_have_a_place(
     monkeypatch: pytest.MonkeyPatch, tests: list[object]
 ) -> None:
     narrow = Sandbox(base.current().launcher, concurrency=1)
-    monkeypatch.setattr(narrow, "_execute", lambda *given: Result("", "", 0, Reason.OK, 0.0))
+    monkeypatch.setattr(narrow, "execute", lambda *given: Result("", "", 0, Reason.OK, 0.0))
     monkeypatch.setattr(base, "current", lambda: narrow)
     world = DedEnvironment()
 
     async def wait() -> Step:
         await world.reset(Task("t", "affine:ded", "train", {"question": "?", "test_cases": tests}), 0)
-        with slot(narrow._slots):
+        with slot(narrow.slots):
             step = world.step(Action(content="def f(x):\n    return x"))
             asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(step))
             await asyncio.sleep(0.7)

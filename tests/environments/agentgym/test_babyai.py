@@ -200,13 +200,13 @@ def test_the_expert_solves_agentgyms_levels(grammar: str) -> None:
 
 def test_gathered_commands_are_fewer_than_the_bots_moves_and_solve_as_well() -> None:
     for level in ("GoToLocalS8N7", "GoToSeqS5R2", "KeyCorridorS6R3"):
-        moves = babyai_expert._bot_moments(level, 0)
+        moves = babyai_expert.bot_moves(level, 0)
         commands = babyai_expert.plan(level, 0)
         assert moves is not None
         assert commands is not None
         assert len(commands) < 0.75 * len(moves)
-        assert babyai_expert._solves(level, 0, commands)
-        assert babyai_expert._solves(level, 0, tuple(babyai_expert.PRIMITIVES[m.action] for m in moves))
+        assert babyai_expert.solves(level, 0, commands)
+        assert babyai_expert.solves(level, 0, tuple(babyai_expert.PRIMITIVES[m.action] for m in moves))
 
 
 def test_a_bot_that_plans_without_end_is_stopped() -> None:

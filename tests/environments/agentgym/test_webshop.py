@@ -44,7 +44,7 @@ def texts(done: list[Step]) -> list[str]:
 
 
 def plan(world: WebShop, task: Task) -> list[str]:
-    return [text for _, text in world._plan(read_goal(task))]
+    return [text for _, text in world.plan(read_goal(task))]
 
 
 def test_golden_visit() -> None:

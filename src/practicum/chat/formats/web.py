@@ -26,7 +26,7 @@ JSON_KEYS = ("action", "rationale", "confidence")
 
 
 class WebFormat:
-    """`web`: the last line is one action, such as `click("12")`; what stands before it is the thought."""
+    """`web`: the last line is one action, such as `click("12")`; the text before it is the thought."""
 
     name = "web"
     stop: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class WebFormat:
 
 
 class WebJsonFormat(WebFormat):
-    """`web_json`: a JSON object with an `action`, and if one likes its `rationale` and `confidence`."""
+    """`web_json`: a JSON object with an `action` and, optionally, its `rationale` and `confidence`."""
 
     name = "web_json"
 

@@ -15,7 +15,7 @@ from typing import Any
 from practicum.environment import ToolCall
 from practicum.errors import did_you_mean
 
-MAX_LENGTH = 10_000
+MAX_ACTION_CHARS = 10_000
 """Characters of an action."""
 MAX_NUMBER = 1_000_000
 MAX_WAIT_MS = 10_000
@@ -173,8 +173,8 @@ def _write_value(value: Any) -> str:
 def parse_action(text: str) -> ToolCall:
     """Return the action that a text is; raise WebActionError, and nothing else, if it is none."""
     text = text.strip()
-    if len(text) > MAX_LENGTH:
-        raise WebActionError(f"The action is longer than {MAX_LENGTH:,} characters.")
+    if len(text) > MAX_ACTION_CHARS:
+        raise WebActionError(f"The action is longer than {MAX_ACTION_CHARS:,} characters.")
     if not text:
         raise WebActionError(f"The action is empty; write it like {WEB_ACTIONS['click'].example}.")
     name, positional, named = _Reader(text).call()

@@ -26,7 +26,7 @@ class AdapterVersion:
 
 
 class NamedAdapters:
-    """Which version each name stands for; versions without a name are removed when no request uses them.
+    """The current version of each name; versions without a name are removed when no request uses them.
 
     All methods but `check` and `names` are called from the engine's thread.
     """
@@ -80,7 +80,7 @@ class NamedAdapters:
 
 
 class AdapterEngine:
-    """An engine bound to one of its adapters: a caller that rolls out with it need not know of the others."""
+    """An engine bound to one of its adapters: its callers need not handle the others."""
 
     def __init__(self, engine: Engine, adapter: str) -> None:
         self.engine, self.adapter = engine, adapter

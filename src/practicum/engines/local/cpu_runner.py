@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from practicum.engines.local.kv_cache import KEY_BUCKET, KVCache
-from practicum.engines.local.paged_kv_cache import FIRST_BLOCK, PagedKVCache, block_count, block_start
+from practicum.engines.local.paged_kv_cache import FIRST_BLOCK_KEYS, PagedKVCache, block_count, block_start
 from practicum.engines.local.runner import (
     BATCH_MULTIPLE,
     DecodeOutput,
@@ -76,7 +76,7 @@ def decode_attention(q: Tensor, blocks: Sequence[tuple[Tensor, Tensor]], bias: T
         rest = num_rows - count
         scores.append(F.pad(block_scores, (0, 0, 0, 0, 0, rest), value=-torch.inf) if rest else block_scores)
     weights = (torch.cat(scores, -1) if len(scores) > 1 else scores[0]).softmax(-1)
-    result = torch.bmm(weights[:, :, :FIRST_BLOCK], blocks[0][1])
+    result = torch.bmm(weights[:, :, :FIRST_BLOCK_KEYS], blocks[0][1])
     for block, (_, values) in enumerate(blocks[1:], 1):
         part = slice(block_start(block), block_start(block + 1))
         result[: len(values)].baddbmm_(weights[: len(values), :, part], values)
@@ -85,7 +85,7 @@ def decode_attention(q: Tensor, blocks: Sequence[tuple[Tensor, Tensor]], bias: T
 
 def _weighted_sum(weights: Tensor, values: Tensor, blocks: Sequence[int]) -> Tensor:
     """weights [N, T, keys] × values [N, keys, D], summed block by block (see the module's docstring)."""
-    result = torch.bmm(weights[:, :, :FIRST_BLOCK], values[:, :FIRST_BLOCK])
+    result = torch.bmm(weights[:, :, :FIRST_BLOCK_KEYS], values[:, :FIRST_BLOCK_KEYS])
     for block, count in enumerate(blocks[1:], 1):
         part = slice(block_start(block), block_start(block + 1))
         result[:count].baddbmm_(weights[:count, :, part], values[:count, part])
@@ -107,7 +107,7 @@ MIN_PARALLEL_PREFILL_TOKENS = 512
 MIN_ROWS_PER_THREAD = 64
 """Rows of a decode step that are worth a thread: with 32 rows each, two threads wait as long for Python's lock as the
 division saves."""
-MAX_PROMPT_PIECE = 512
+MAX_PROMPT_PIECE_TOKENS = 512
 """Tokens of one prompt that are computed at once."""
 MAX_SCORES = 1 << 21
 """Attention scores per head of prompts that are computed together, at most."""
@@ -226,7 +226,7 @@ class CpuRunner:
 
         A group has at most `prefill_tokens` tokens, and at most `MAX_SCORES` scores per head, which bounds its memory.
         """
-        widths = [min(one.prompt_end - start, MAX_PROMPT_PIECE) for one, start in pending]
+        widths = [min(one.prompt_end - start, MAX_PROMPT_PIECE_TOKENS) for one, start in pending]
         num_tokens = sum(-(-width // BATCH_MULTIPLE) * BATCH_MULTIPLE for width in widths)
         equal_part = max(-(-num_tokens // count), MIN_PARALLEL_PREFILL_TOKENS // 2)
         groups: list[tuple[list[tuple[RunningRequest, int]], int]] = []
@@ -397,15 +397,15 @@ class CpuRunner:
 
 def descending_order(counts: Sequence[int]) -> list[int] | None:
     """The rows in descending order of their counts, where a row that can stay in its place does; None: all can."""
-    wanted = sorted(counts, reverse=True)
+    ordered = sorted(counts, reverse=True)
     misplaced: dict[int, list[int]] = {}
     for row, count in enumerate(counts):
-        if wanted[row] != count:
+        if ordered[row] != count:
             misplaced.setdefault(count, []).append(row)
     if not misplaced:
         return None
     rows = {count: iter(indices) for count, indices in misplaced.items()}
-    return [row if counts[row] == count else next(rows[count]) for row, count in enumerate(wanted)]
+    return [row if counts[row] == count else next(rows[count]) for row, count in enumerate(ordered)]
 
 
 def rows_with_more(counts: Sequence[int]) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ MIN_CHUNK_BYTES = 256 << 20
 """Bytes of a chunk, at least: few chunks are few allocations."""
 MAX_COPY_BYTES = 256 << 20
 """Bytes of pages that are copied at once, which need as much memory for a moment."""
-Place = tuple[int, int]
+PageLocation = tuple[int, int]
 """The index of a chunk and of a page in it."""
 
 
@@ -49,10 +49,10 @@ def num_pages(num_tokens: int) -> int:
 class KVPage:
     """A page that somebody refers to; it returns to its pool with the last reference."""
 
-    __slots__ = ("num_slots", "place", "pool")
+    __slots__ = ("location", "num_slots", "pool")
 
-    def __init__(self, pool: PagePool, place: Place) -> None:
-        self.pool, self.place = pool, place
+    def __init__(self, pool: PagePool, location: PageLocation) -> None:
+        self.pool, self.location = pool, location
         self.num_slots = 0
         """Slots that have it."""
 
@@ -61,7 +61,7 @@ class KVPage:
         return self.pool.page_bytes
 
     def __del__(self) -> None:
-        self.pool.free.append(self.place)
+        self.pool.free.append(self.location)
 
 
 class PagePool:
@@ -72,15 +72,15 @@ class PagePool:
         self._dtype, self._device = dtype, device
         self.page_bytes = int(np.prod(self._page_shape)) * dtype.itemsize
         self.chunks: list[Tensor] = []
-        self.free: list[Place] = []
+        self.free: list[PageLocation] = []
         self.size = 0
         """Pages of all chunks."""
         self.out_of_memory = False
         """Whether the device had no memory for another chunk."""
 
-    def offset(self, place: Place) -> int:
+    def offset(self, location: PageLocation) -> int:
         """Where a page is, counted from the first page of the first chunk in units of `OFFSET_UNIT` elements."""
-        chunk, index = place
+        chunk, index = location
         distance = self.chunks[chunk].data_ptr() - self.chunks[0].data_ptr() + index * self.page_bytes
         return int(distance // (OFFSET_UNIT * self._dtype.itemsize))
 
@@ -88,21 +88,21 @@ class PagePool:
         """Allocate a chunk of `missing` pages or more, of at most `most`; whether there is a new one."""
         if self.out_of_memory or (most is not None and most <= 0):
             return False
-        wanted = max(missing, self.size, MIN_CHUNK_BYTES // self.page_bytes)
-        for count in (wanted, missing):
+        num_new = max(missing, self.size, MIN_CHUNK_BYTES // self.page_bytes)
+        for count in (num_new, missing):
             try:
-                self._add_chunk(max(1, count if most is None else min(count, most)))
+                self.add_chunk(max(1, count if most is None else min(count, most)))
                 return True
             except torch.OutOfMemoryError:  # others have taken it: what there is must do
                 continue
         self.out_of_memory = True
         return False
 
-    def _add_chunk(self, count: int) -> None:
+    def add_chunk(self, count: int) -> None:
         chunk = torch.empty(count, *self._page_shape, dtype=self._dtype, device=self._device)
-        number = len(self.chunks)
+        chunk_index = len(self.chunks)
         self.chunks.append(chunk)
-        self.free[:0] = [(number, index) for index in reversed(range(count))]
+        self.free[:0] = [(chunk_index, index) for index in reversed(range(count))]
         self.size += count
 
     def take(self) -> KVPage:
@@ -112,8 +112,8 @@ class PagePool:
         """Copy pages, each to another one."""
         grouped: dict[tuple[int, int], list[tuple[int, int]]] = {}
         for source, target in copies:
-            indices = (source.place[1], target.place[1])
-            grouped.setdefault((source.place[0], target.place[0]), []).append(indices)
+            indices = (source.location[1], target.location[1])
+            grouped.setdefault((source.location[0], target.location[0]), []).append(indices)
         step = max(1, MAX_COPY_BYTES // self.page_bytes)
         for (first, second), pairs in grouped.items():
             for start in range(0, len(pairs), step):
@@ -164,10 +164,10 @@ class CudaKVCache(KVCache):
             if not self.pool.chunks:
                 raise KVCacheFull("the GPU has no memory for a single page of keys and values")
             self._padding_page = self.pool.take()
-        wanted = -(-num_tokens // KEY_BUCKET) * KEY_BUCKET
-        if wanted <= self.capacity:
+        capacity = -(-num_tokens // KEY_BUCKET) * KEY_BUCKET
+        if capacity <= self.capacity:
             return False
-        self.capacity = max(wanted, min(2 * self.capacity, self.shape.context + KEY_BUCKET))
+        self.capacity = max(capacity, min(2 * self.capacity, self.shape.context + KEY_BUCKET))
         return True
 
     # -- pages of slots ----------------------------------------------------------------------
@@ -234,7 +234,7 @@ class CudaKVCache(KVCache):
 
     def _append(self, slot: int, page: KVPage) -> None:
         pages = self._pages[slot]
-        self._set_entry(slot, len(pages), self.pool.offset(page.place))
+        self._set_entry(slot, len(pages), self.pool.offset(page.location))
         pages.append(page)
         self._num_in_slots += page.num_slots == 0
         page.num_slots += 1

@@ -50,7 +50,7 @@ CAPTURED_PREFILL_TOKENS = (256, 512, 1024, 2048, 4096, 8192)
 SMALL_BATCH_SIZES = (8, 16, 32, 64, 96, 128, 192, 256)
 LARGE_BATCH_MULTIPLE = 128
 SWITCH_INTERVAL_SECONDS = 0.0002
-"""Seconds for which a busy thread may keep Python's lock from one that wants it. The engine's thread releases it
+"""Seconds for which a busy thread may hold Python's lock while another waits for it. The engine's thread releases it
 whenever it waits for the GPU; with Python's own 0.005 it would get it back later than the GPU has run a whole graph."""
 GraphKey = tuple[int, bool, tuple[str, ...], bool]
 """What decode steps are captured for: rows, whether any request filters its tokens, the adapters that are computed, and
@@ -181,7 +181,7 @@ class CudaRunner:
         return self._used_adapters
 
     def grow(self, num_tokens: int) -> None:
-        """A finished request runs on for up to two decode calls before the host knows."""
+        """A finished request runs on for up to two decode calls before the host reads that it ended."""
         if self.kv_cache.grow(num_tokens + 2 * self.settings.steps_per_decode):
             self.reset_graphs()
 

@@ -1,6 +1,6 @@
 """The in-process engine: continuous batching over the trainer's own weights.
 
-`LocalEngine` is the scheduler: it admits requests, batches them, stops them and hands results back. What is computed
+`LocalEngine` is the scheduler: it admits requests, batches them, stops them and returns results. What is computed
 for them is a `Runner`'s, and their keys and values are in a `KVCache`. One thread does all of this; requests come from
 the event loop and results go back to it, so a slow tool delays no other episode.
 
@@ -129,7 +129,7 @@ class LocalEngine:
         self._running: list[RunningRequest] = []
         self._admitting: list[RunningRequest] = []
         """Requests that no longer wait and do not decode yet."""
-        self._waiting: deque[RunningRequest] = deque()
+        self.waiting: deque[RunningRequest] = deque()
         self._inbox: queue.SimpleQueue[RunningRequest | AdapterChange | Signal | int] = queue.SimpleQueue()
         """Requests, adapter changes, signals and new policy versions, processed in this order."""
         self._ended_sessions: deque[str] = deque()
@@ -156,7 +156,7 @@ class LocalEngine:
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting) + self._inbox.qsize()
+        return len(self.waiting) + self._inbox.qsize()
 
     # -- called from the event loop ----------------------------------------------------------
 
@@ -180,7 +180,7 @@ class LocalEngine:
         if request.adapter == BASE:  # else they depend on the version, which is known when the request is received
             running.hashes = block_hashes(request.ids[:-1])
         if request.response_format is not None:
-            running.matcher = await self._matcher(request.response_format)
+            running.matcher = await self.make_matcher(request.response_format)
         self._send(running)
         self._num_open += 1
         try:
@@ -188,7 +188,7 @@ class LocalEngine:
         finally:
             self._num_open -= 1
 
-    async def _matcher(self, response_format: Mapping[str, Any]) -> GrammarMatcher:
+    async def make_matcher(self, response_format: Mapping[str, Any]) -> GrammarMatcher:
         """The grammar of a reply; one that is new is compiled beside the event loop."""
         grammars = self.renderer.grammars
         if grammars.is_compiled(response_format):
@@ -237,7 +237,7 @@ class LocalEngine:
 
     def _remove_unused_adapters(self) -> None:
         adapters = self._named_adapters()
-        removed = adapters.remove_unused({one.adapter_key for one in (*self._running, *self._waiting)})
+        removed = adapters.remove_unused({one.adapter_key for one in (*self._running, *self.waiting)})
         for key in removed:
             self.prefixes.remove_adapter(key)
         if removed:
@@ -306,7 +306,7 @@ class LocalEngine:
         Python runs one thread at a time, and the sender has others to start. Prompts of those that have come are
         computed meanwhile.
         """
-        idle = not self._running and not self._waiting
+        idle = not self._running and not self.waiting
         if self.adapters is not None and self.adapters.any_retired:
             self._remove_unused_adapters()
         if idle:
@@ -321,7 +321,7 @@ class LocalEngine:
                         self._admit(at_once=True)
                     return True
                 num_seen = num_received
-                if len(self._waiting) >= EARLY_PREFILL_REQUESTS:
+                if len(self.waiting) >= EARLY_PREFILL_REQUESTS:
                     self._admit(at_once=True)
                 time.sleep(BATCH_WAIT_SECONDS)
                 continue
@@ -343,7 +343,7 @@ class LocalEngine:
                 idle = False
                 num_received += 1
                 if self._set_adapter(item):
-                    self._waiting.append(item)
+                    self.waiting.append(item)
 
     def _end_sessions(self) -> None:
         while self._ended_sessions:
@@ -356,7 +356,7 @@ class LocalEngine:
         self.runner.synchronize()
 
     def _fail_all(self, reason: str) -> None:
-        failed = [*self._running, *self._admitting, *self._waiting]
+        failed = [*self._running, *self._admitting, *self.waiting]
         while not self._inbox.empty():
             item = self._inbox.get()
             if item is Signal.CLOSE:
@@ -367,7 +367,7 @@ class LocalEngine:
             if isinstance(item, AdapterChange):
                 resolve(item, EngineError(reason))
         self._running.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         self.kv_cache.free_all_but([])
         for one in failed:
             one.finished = True  # a decode call may still be under way with it
@@ -381,7 +381,7 @@ class LocalEngine:
             return
         self._steps_since_admission = 0
         decoding = bool(self._running) or not self.runner.asynchronous
-        while self._waiting and len(self._running) < self._batch_limit:
+        while self.waiting and len(self._running) < self._batch_limit:
             try:
                 wave = self._next_wave()
                 if not wave.members:
@@ -399,20 +399,20 @@ class LocalEngine:
         """Waiting requests whose prompts can be computed together."""
         wave = Wave(self.settings.prefill_tokens, self.settings.piece_tokens)
         free = self._batch_limit - len(self._running)
-        while self._waiting and wave.num_slots < free and not wave.is_full:
-            if self._admitting and (self._waiting[0].alone or self._admitting[-1].alone):
+        while self.waiting and wave.num_slots < free and not wave.is_full:
+            if self._admitting and (self.waiting[0].alone or self._admitting[-1].alone):
                 break
-            one = self._waiting.popleft()
+            one = self.waiting.popleft()
             if one.future.cancelled():
                 continue
             self._admitting.append(one)
             one.prefix_match = self._match(one)
             if not self.kv_cache.can_admit(self._running, wave.members, one, self._steps_ahead):
                 one.prefix_match = NO_MATCH  # what it refers to would stay
-                self._waiting.appendleft(self._admitting.pop())
+                self.waiting.appendleft(self._admitting.pop())
                 break
-            wave.add(one, in_pieces=bool(self._running or self._waiting or wave.members))
-        self._waiting.extendleft(reversed(wave.postponed))
+            wave.add(one, in_pieces=bool(self._running or self.waiting or wave.members))
+        self.waiting.extendleft(reversed(wave.postponed))
         self._admitting = wave.members
         return wave
 
@@ -463,7 +463,7 @@ class LocalEngine:
         self.prefixes.put(ids, kv, adapter=one.adapter_key, hashes=hashes)  # for prompts that begin alike
         self.runner.release(one, one)
         one.index = one.slot = -1
-        self._waiting.appendleft(one)
+        self.waiting.appendleft(one)
 
     def _retry_admission(self, error: Exception) -> bool:
         """Admit each of the requests whose admission failed by itself; end the one that has failed by itself.
@@ -480,7 +480,7 @@ class LocalEngine:
             failed = []
         for one in reversed(failed):
             one.alone = not waits
-            self._waiting.appendleft(one)
+            self.waiting.appendleft(one)
         return not waits
 
     def _decode_or_retry(self) -> None:
@@ -503,13 +503,13 @@ class LocalEngine:
                 resolve(failed[0], failed_step(error))
                 return
             for one in reversed(failed):
-                self._waiting.appendleft(one.restarted())
+                self.waiting.appendleft(one.restarted())
 
     def _preempt(self) -> None:
         """Let the request that came last wait again, so that the others have its room."""
         one = max(self._running, key=lambda running: running.admitted)
         self._leave_batch(one)
-        self._waiting.appendleft(one.restarted())
+        self.waiting.appendleft(one.restarted())
         self.stats.preempted += 1
 
     def _leave_batch(self, one: RunningRequest) -> None:

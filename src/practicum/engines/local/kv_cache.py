@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from practicum.engines.local.runner import RunningRequest
 
 BLOCK_TOKENS = 16
-"""Ids hashed together. A match may end inside a block: the entry's own ids say exactly where."""
+"""Ids hashed together. A match may end inside a block: the entry's own ids are compared to find where."""
 
 
 PrefixKV = tuple[Any, ...]
@@ -204,9 +204,9 @@ def _common_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     return next(compress(count(), map(ne, first, second)), shorter)
 
 
-def block_hashes(ids: Sequence[int], adapter: str = "", known: Sequence[int] = ()) -> list[int]:
-    """One hash per complete block, each covering everything before it; `known`: the hashes of the first blocks."""
-    hashes = list(known)
+def block_hashes(ids: Sequence[int], adapter: str = "", first_hashes: Sequence[int] = ()) -> list[int]:
+    """One hash per complete block, each covering everything before it; `first_hashes` are those of the first blocks."""
+    hashes = list(first_hashes)
     running = hashes[-1] if hashes else hash(adapter) if adapter else 0
     for start in range(BLOCK_TOKENS * len(hashes), len(ids) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
         running = hash((running, *ids[start : start + BLOCK_TOKENS]))
@@ -255,8 +255,8 @@ class KVCache:
 
         Where there is no bound in bytes, the whole is a request of `context` tokens in every slot.
         """
-        whole = self.num_slots * self.bytes_of(context) if self.max_bytes is None else self.max_bytes
-        return min(1.0, self.bytes_in_slots / whole)
+        budget = self.num_slots * self.bytes_of(context) if self.max_bytes is None else self.max_bytes
+        return min(1.0, self.bytes_in_slots / budget)
 
     def grow(self, num_tokens: int) -> bool:
         """Let every slot have at least `num_tokens`; whether captured graphs are of no use any more."""

@@ -24,7 +24,7 @@ from practicum.models.decoder import Shape
 if TYPE_CHECKING:
     from practicum.engines.local.runner import RunningRequest
 
-FIRST_BLOCK = 64
+FIRST_BLOCK_KEYS = 64
 """Keys of the first two blocks: short prompts read half as much."""
 PAGE_MULTIPLE = 8
 """Pages by which a large tensor grows."""
@@ -32,7 +32,7 @@ PAGE_MULTIPLE = 8
 
 def block_start(block: int) -> int:
     """The first key of a block."""
-    return FIRST_BLOCK * block if block < 2 else KEY_BUCKET * (block - 1)
+    return FIRST_BLOCK_KEYS * block if block < 2 else KEY_BUCKET * (block - 1)
 
 
 def block_size(block: int) -> int:
@@ -42,7 +42,7 @@ def block_size(block: int) -> int:
 
 def block_count(keys: int) -> int:
     """The number of blocks that hold `keys` keys."""
-    return 1 if keys <= FIRST_BLOCK else 1 + -(-keys // KEY_BUCKET)
+    return 1 if keys <= FIRST_BLOCK_KEYS else 1 + -(-keys // KEY_BUCKET)
 
 
 def num_full_blocks(keys: int) -> int:
@@ -169,8 +169,8 @@ class PagedKVCache(KVCache):
         old = self._blocks[block]
         if count <= old.shape[2]:
             return
-        wanted = count if count <= 2 else -(-count // PAGE_MULTIPLE) * PAGE_MULTIPLE if count > 4 else 4
-        larger = self._tensor(block, wanted)
+        num_pages = count if count <= 2 else -(-count // PAGE_MULTIPLE) * PAGE_MULTIPLE if count > 4 else 4
+        larger = self._tensor(block, num_pages)
         larger[:, :, : old.shape[2]] = old
         self._replace(block, larger)
 
@@ -237,11 +237,11 @@ class PagedKVCache(KVCache):
     def extract(self, slot: int, num_tokens: int, shared: PrefixKV = ()) -> PrefixKV:
         """The pages of a slot's first tokens: those that it has taken over as they are, and copies of the others."""
         pages = self._pages[slot][: block_count(num_tokens)]
-        kept = list(shared)
-        for block in range(len(kept), len(pages)):
+        extracted = list(shared)
+        for block in range(len(extracted), len(pages)):
             size = min(block_size(block), num_tokens - block_start(block))
-            kept.append(self._blocks[block][:, :, pages[block], :, :size].clone())
-        return tuple(kept)
+            extracted.append(self._blocks[block][:, :, pages[block], :, :size].clone())
+        return tuple(extracted)
 
     def shareable(self, kv: PrefixKV, num_tokens: int) -> PrefixKV:
         return kv[: num_full_blocks(num_tokens)]

@@ -74,7 +74,7 @@ class StopStrings:
 def append_tokens(
     running: RunningRequest, ids: Sequence[int], logprobs: Sequence[float], end_ids: Sequence[int], stops: StopStrings
 ) -> StopReason | None:
-    """Append new tokens to a request up to where it stops; the reason, or None if it goes on."""
+    """Append new tokens to a request up to where it stops; the reason, or None if it continues."""
     if running.per_token:
         size = 1
     else:
@@ -133,7 +133,7 @@ class RunningRequest:
     prefix_match: PrefixMatch = NO_MATCH
     """What the prefix cache held of the prompt at admission, until a slot is allocated."""
     num_scheduled: int = 0
-    """Tokens that a runner was asked for, whether or not they have come back."""
+    """Tokens requested from a runner, whether or not they have been returned."""
     finished: bool = False
     alone: bool = False
     """Whether it is admitted by itself, after it was admitted with others and that failed."""
@@ -169,17 +169,17 @@ class RunningRequest:
         return [SampledToken(token, logprob, most) for token, logprob, most in new]
 
     def restarted(self) -> RunningRequest:
-        """The same request, begun anew. Its tokens depend on its seed alone: they will be the same again.
+        """A copy of the request that starts over. Its tokens depend on its seed alone: they will be the same again.
 
         It takes the place of this one, whose decode calls may still be under way: their tokens are dropped.
         """
         self.finished = True
-        anew = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
-        anew.hashes, anew.adapter, anew.alone = self.hashes, self.adapter, self.alone
-        anew.num_streamed, anew.first_token_time = self.num_streamed, self.first_token_time
+        copy = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
+        copy.hashes, copy.adapter, copy.alone = self.hashes, self.adapter, self.alone
+        copy.num_streamed, copy.first_token_time = self.num_streamed, self.first_token_time
         if self.matcher is not None and self.request.response_format is not None:
-            anew.matcher = self.matcher.grammars.matcher(self.request.response_format)
-        return anew
+            copy.matcher = self.matcher.grammars.matcher(self.request.response_format)
+        return copy
 
     @property
     def prompt_end(self) -> int:
@@ -271,7 +271,7 @@ class AdapterChange:
 
 
 class Signal(enum.Enum):
-    """What the event loop tells the engine's thread besides requests, adapter changes and policy versions."""
+    """Messages of the event loop to the engine's thread besides requests, adapter changes and policy versions."""
 
     END_SESSIONS = enum.auto()
     CLOSE = enum.auto()
@@ -281,7 +281,7 @@ Result = Generation | Exception | None
 
 
 def failed_step(error: Exception) -> EngineError:
-    """What the caller of a request is told whose step has failed."""
+    """The error that the caller of a request gets whose step has failed."""
     return EngineError(f"the local engine failed: {type(error).__name__}: {error}")
 
 

@@ -15,6 +15,6 @@ class EngineStats:
     reused: int = 0
     """Prompt tokens whose KV came from the cache."""
     preempted: int = 0
-    """Requests that were begun anew for want of memory."""
+    """Requests that were preempted for lack of memory and started over."""
     decode_seconds: float = 0.0
     prefill_seconds: float = 0.0

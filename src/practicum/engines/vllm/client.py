@@ -88,7 +88,7 @@ class VLLMClient:
                 self._connect()
                 restore()
             except BaseException:
-                self.server.stop()  # half restored is not restored: the next request finds it dead
+                self.server.stop()  # half restored is not restored: the next request must restart it
                 raise
 
     def close(self) -> None:

@@ -252,17 +252,17 @@ class VLLMEngine:
         sampled = await in_thread(self._sample_probes, policy)
         probes = tuple(probe for probe, _ in sampled)
         fresh = ProbeLogprobs(_expected(weights, probes), _joined([values for _, values in sampled]))
-        kept: ProbeLogprobs | None = None
+        rescored: ProbeLogprobs | None = None
         if self.canary.probes:
             returned = await in_thread(self._score_probes, policy, self.canary.probes)
-            kept = ProbeLogprobs(_expected(weights, self.canary.probes), returned)
-        report = self.canary.judge(policy.version, fresh, kept)
+            rescored = ProbeLogprobs(_expected(weights, self.canary.probes), returned)
+        report = self.canary.judge(policy.version, fresh, rescored)
         if report.verdict == "lost":
             self._log_report(report, policy, 0.0)
             raise WeightUpdateError(
                 f"The update to version {policy.version} did not reach the engine: {report.reason}."
             )
-        self.canary.accept(fresh, kept)
+        self.canary.accept(fresh, rescored)
         if report.verdict != "too small to tell":
             returned = await in_thread(self._score_probes, policy, probes)
             self.canary.set_probes(probes, ProbeLogprobs(fresh.expected, returned))

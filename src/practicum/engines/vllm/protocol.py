@@ -183,7 +183,7 @@ class Choice:
     finish_reason: str
     num_cached_tokens: int
     prompt_logprobs: tuple[float, ...] = ()
-    """Of the prompt's tokens but the first, where they were asked for."""
+    """Of the prompt's tokens but the first, where they were requested."""
 
 
 def read_choice(answer: Any, prompt: Sequence[int]) -> Choice:

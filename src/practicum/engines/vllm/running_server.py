@@ -100,15 +100,15 @@ class RunningVLLM:
         ids = tuple(token.id for token in tokens)
         full = len(request.ids) + sampling.max_tokens > self.context
         count, reason = cut_reply(self.renderer.tokenizer, ids, end_ids, sampling, finish_reason, full)
-        kept = tokens[:count]
+        reply_tokens = tokens[:count]
         return Generation(
             ids=ids[:count],
-            logprobs=tuple(token.logprob for token in kept),
+            logprobs=tuple(token.logprob for token in reply_tokens),
             stop_reason=reason,
             policy_version=0,
             source=ActionSource.POLICY,
             prompt_cached=num_cached,
-            top_logprobs=tuple(token.top for token in kept) if request.top_logprobs else (),
+            top_logprobs=tuple(token.top for token in reply_tokens) if request.top_logprobs else (),
             first_token_time=first_token_time,
         )
 
@@ -161,7 +161,7 @@ class RunningVLLM:
         return None
 
     async def close(self) -> None:
-        """Unload the adapters that were loaded here: the server goes on, and the next start loads them again."""
+        """Unload the adapters that were loaded here: the server keeps running, and the next start loads them again."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(UNLOAD_SECONDS):
                 for name in sorted(self._loaded):
@@ -186,7 +186,7 @@ def structured_outputs(response_format: Mapping[str, Any], tokenizer: PreTrained
 
 
 def _tokens(choice: Mapping[str, Any], num_top: int) -> list[SampledToken]:
-    """The tokens of one event, with their log-probs and, where they were asked for, the most likely ones."""
+    """The tokens of one event, with their log-probs and, where they were requested, the most likely ones."""
     ids: Sequence[int] = choice.get("token_ids") or ()
     logprobs = choice.get("logprobs") or {}
     values = logprobs.get("token_logprobs") or ()

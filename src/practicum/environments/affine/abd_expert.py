@@ -21,7 +21,7 @@ OPERATIONS: dict[type[ast.operator], Callable[[int, int], int]] = {
     ast.Mult: lambda a, b: a * b,
     ast.FloorDiv: lambda a, b: a // b,
     ast.Mod: lambda a, b: a % b,
-    ast.Pow: lambda a, b: a**b if b == 2 else _no(),
+    ast.Pow: lambda a, b: a**b if b == 2 else _unsolved(),
 }
 
 
@@ -30,7 +30,7 @@ class Unsolved(Exception):
 
 
 @dataclass
-class Working:
+class Derivation:
     """Values of the names that give the output, and the equations that lead to them."""
 
     values: dict[str, int] = field(default_factory=dict)
@@ -42,16 +42,16 @@ def work_backwards(program: str, output: str) -> tuple[list[str], list[int]] | N
     try:
         names, expression = _parts(program)
         target = int(output)
-        working = Working(lines=[f"{ast.unparse(expression)} = {target}"])
-        _solve(expression, target, working)
-        if _value(expression, working.values) != target:
+        derivation = Derivation(lines=[f"{ast.unparse(expression)} = {target}"])
+        _solve(expression, target, derivation)
+        if _value(expression, derivation.values) != target:
             return None
-        return working.lines, [working.values[name] for name in names]
+        return derivation.lines, [derivation.values[name] for name in names]
     except (Unsolved, ValueError, SyntaxError, KeyError, ZeroDivisionError):
         return None
 
 
-def _no() -> int:
+def _unsolved() -> int:
     raise Unsolved
 
 
@@ -94,80 +94,80 @@ def _value(node: ast.expr, values: dict[str, int]) -> int:
     raise Unsolved
 
 
-def _solve(node: ast.expr, target: int, working: Working) -> None:
+def _solve(node: ast.expr, target: int, derivation: Derivation) -> None:
     """Give the names in `node` values that make it `target`, one equation at a time."""
     match node:
         case ast.Name(id=name):
-            working.values[name] = target
+            derivation.values[name] = target
         case ast.Call(func=ast.Name(id="abs"), args=[inner]):
-            _next(inner, target, str(target), working)
+            _next(inner, target, str(target), derivation)
         case ast.Call(func=ast.Name(id="max" | "min"), args=[inner, ast.Constant()]):
-            _next(inner, target, str(target), working)
+            _next(inner, target, str(target), derivation)
         case ast.BinOp(left=left, op=op, right=right):
             names = _names(node)
             if len(set(names)) < len(names):
                 raise Unsolved
             if _names(left) and _names(right):
-                _choose(left, op, right, target, working)
-                _solve_operation(_Known(_value(left, working.values)), op, right, target, working)
+                _choose(left, op, right, target, derivation)
+                _solve_operation(_Number(_value(left, derivation.values)), op, right, target, derivation)
             elif _names(right):
-                _solve_operation(_Known(_value(left, {})), op, right, target, working)
+                _solve_operation(_Number(_value(left, {})), op, right, target, derivation)
             else:
-                _solve_operation(left, op, _Known(_value(right, {})), target, working)
+                _solve_operation(left, op, _Number(_value(right, {})), target, derivation)
         case _:
             raise Unsolved
 
 
 @dataclass(frozen=True)
-class _Known:
+class _Number:
     """A side of an operation whose number is known."""
 
     number: int
 
 
-def _choose(left: ast.expr, op: ast.operator, right: ast.expr, target: int, working: Working) -> None:
+def _choose(left: ast.expr, op: ast.operator, right: ast.expr, target: int, derivation: Derivation) -> None:
     """Give the only name on the left the smallest value from 0 on for which the right side has a solution."""
     names = _names(left)
     if len(names) != 1:
         raise Unsolved
     for value in range(20):
-        trial = Working({names[0]: value})
+        trial = Derivation({names[0]: value})
         try:
-            known = _Known(_value(left, trial.values))
-            _solve_operation(known, op, right, target, trial)
+            number_side = _Number(_value(left, trial.values))
+            _solve_operation(number_side, op, right, target, trial)
         except (Unsolved, ZeroDivisionError):
             continue
-        working.values[names[0]] = value
-        working.lines.append(f"{names[0]} = {value}")
+        derivation.values[names[0]] = value
+        derivation.lines.append(f"{names[0]} = {value}")
         return
     raise Unsolved
 
 
 def _solve_operation(
-    left: ast.expr | _Known, op: ast.operator, right: ast.expr | _Known, target: int, working: Working
+    left: ast.expr | _Number, op: ast.operator, right: ast.expr | _Number, target: int, derivation: Derivation
 ) -> None:
     """Undo one operation: one side of it is known, the other one is solved for."""
     match left, op, right:
-        case _Known(number), ast.Add(), ast.expr() as side:
-            _next(side, target - number, f"{target} - {_signed(number)}", working)
-        case ast.expr() as side, ast.Add(), _Known(number):
-            _next(side, target - number, f"{target} - {_signed(number)}", working)
-        case _Known(number), ast.Sub(), ast.expr() as side:
-            _next(side, number - target, f"{number} - {_signed(target)}", working)
-        case ast.expr() as side, ast.Sub(), _Known(number):
-            _next(side, target + number, f"{target} + {_signed(number)}", working)
-        case (_Known(number), ast.Mult(), ast.expr() as side) | (ast.expr() as side, ast.Mult(), _Known(number)):
+        case _Number(number), ast.Add(), ast.expr() as side:
+            _next(side, target - number, f"{target} - {_signed(number)}", derivation)
+        case ast.expr() as side, ast.Add(), _Number(number):
+            _next(side, target - number, f"{target} - {_signed(number)}", derivation)
+        case _Number(number), ast.Sub(), ast.expr() as side:
+            _next(side, number - target, f"{number} - {_signed(target)}", derivation)
+        case ast.expr() as side, ast.Sub(), _Number(number):
+            _next(side, target + number, f"{target} + {_signed(number)}", derivation)
+        case (_Number(number), ast.Mult(), ast.expr() as side) | (ast.expr() as side, ast.Mult(), _Number(number)):
             if target % number:
                 raise Unsolved
-            _next(side, target // number, f"{target} / {_signed(number)}", working)
-        case ast.expr() as side, ast.FloorDiv(), _Known(number):
-            _next(side, target * number, f"{target} * {_signed(number)}", working)
-        case ast.expr() as side, ast.Mod(), _Known(_):
-            _next(side, target, str(target), working)
-        case ast.expr() as side, ast.Pow(), _Known(2):
+            _next(side, target // number, f"{target} / {_signed(number)}", derivation)
+        case ast.expr() as side, ast.FloorDiv(), _Number(number):
+            _next(side, target * number, f"{target} * {_signed(number)}", derivation)
+        case ast.expr() as side, ast.Mod(), _Number(_):
+            _next(side, target, str(target), derivation)
+        case ast.expr() as side, ast.Pow(), _Number(2):
             if target < 0 or math.isqrt(target) ** 2 != target:
                 raise Unsolved
-            _next(side, math.isqrt(target), f"sqrt({target})", working)
+            _next(side, math.isqrt(target), f"sqrt({target})", derivation)
         case _:
             raise Unsolved
 
@@ -176,7 +176,7 @@ def _signed(number: int) -> str:
     return f"({number})" if number < 0 else str(number)
 
 
-def _next(node: ast.expr, target: int, how: str, working: Working) -> None:
+def _next(node: ast.expr, target: int, how: str, derivation: Derivation) -> None:
     equation = f"{ast.unparse(node)} = {how}"
-    working.lines.append(equation if how == str(target) else f"{equation} = {target}")
-    _solve(node, target, working)
+    derivation.lines.append(equation if how == str(target) else f"{equation} = {target}")
+    _solve(node, target, derivation)

@@ -18,7 +18,7 @@ from typing import Any
 from practicum.environment import Action, ScriptedPolicy
 from practicum.environments.agentgym.alfworld_file_expert import SearchingExpert
 from practicum.environments.agentgym.alfworld_games import GENERATOR_VERSION, KINDS, kind_of
-from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, Wire, by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, ServerFields, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.shaping import Shaping
@@ -75,8 +75,12 @@ class AlfWorld(AgentGymEnvironment):
     brackets = BRACKETS
     # Affine's worked example rewards two gotos: each new command that does something is rewarded once.
     shaping = Shaping(step=0.2, once=True)
-    wire = Wire(index="game", facts=("available_actions",), in_reset=("available_actions", "task_type"),
-                in_step=("available_actions",))  # fmt: skip
+    server_fields = ServerFields(
+        index="game",
+        facts=("available_actions",),
+        in_reset=("available_actions", "task_type"),
+        in_step=("available_actions",),
+    )
     native_part = "completion"
 
     def __init__(

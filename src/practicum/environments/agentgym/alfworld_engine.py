@@ -128,13 +128,13 @@ def logic_of(domain: str, grammar: str) -> Any:
     return logic
 
 
-class Later:
+class LazyTranslation:
     """A translation for the planner that is computed when a plan is needed."""
 
     def __init__(self, domain: str, problem: str) -> None:
         self.domain, self.problem = domain, problem
 
-    def encode(self, encoding: str) -> Later:
+    def encode(self, encoding: str) -> LazyTranslation:
         return self
 
     def translate(self) -> bytes:
@@ -152,18 +152,18 @@ class Library:
 
     def __init__(self) -> None:
         self.raw = stock().fast_downward.load_lib()
-        self._later: Later | None = None
+        self._translation: LazyTranslation | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.raw, name)
 
-    def load_sas_replan(self, later: Later) -> None:
-        self._later = later
+    def load_sas_replan(self, translation: LazyTranslation) -> None:
+        self._translation = translation
 
     def replan(self, verbose: bool) -> bool:
-        if self._later is not None:
-            self.raw.load_sas_replan(self._later.translate())
-            self._later = None
+        if self._translation is not None:
+            self.raw.load_sas_replan(self._translation.translate())
+            self._translation = None
         return bool(self.raw.replan(verbose))
 
 
@@ -174,7 +174,7 @@ def _patch_translation() -> None:
 
     def pddl2sas(domain: str, problem: str, verbose: bool = False, optimize: bool = False) -> tuple[Any, Any]:
         if optimize:
-            return None, Later(domain, problem)
+            return None, LazyTranslation(domain, problem)
         return _translated(domain, problem, False)
 
     stock().fast_downward.pddl2sas = pddl2sas

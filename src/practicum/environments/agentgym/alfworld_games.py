@@ -103,7 +103,7 @@ class Tables:
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class GameObject:
     """An object, its type, and the receptacle that contains it."""
 
     name: str
@@ -177,16 +177,16 @@ def _things(
     goal_receptacle: str,
     tables: Tables,
     rng: SeededRandom,
-) -> list[Thing]:
+) -> list[GameObject]:
     """Draw the objects of the room: those of the goal, not yet in place, a lamp if needed, and others."""
     count: dict[str, int] = {}
 
-    def receptacle(what: str, allowed: Sequence[str]) -> list[Thing]:
+    def receptacle(what: str, allowed: Sequence[str]) -> list[GameObject]:
         receptacles = [name for name, piece in furniture.items() if piece in allowed]
         if not receptacles:
             return []
         count[what] = count.get(what, 0) + 1
-        return [Thing(f"{what}_bar_{count[what]:02d}", what, rng.choice(receptacles))]
+        return [GameObject(f"{what}_bar_{count[what]:02d}", what, rng.choice(receptacles))]
 
     pieces = set(furniture.values())
     elsewhere = _other_receptacles(target, goal_receptacle, pieces, tables)
@@ -204,7 +204,7 @@ def _things(
 def _plan(
     kind: str,
     furniture: Mapping[str, str],
-    things: Sequence[Thing],
+    things: Sequence[GameObject],
     target: str,
     goal_receptacle: str,
     openable: frozenset[str],
@@ -225,7 +225,7 @@ def _plan(
 
 
 def _carry(
-    kind: str, furniture: Mapping[str, str], carried: Sequence[Thing], end: str, lamp: Thing | None,
+    kind: str, furniture: Mapping[str, str], carried: Sequence[GameObject], end: str, lamp: GameObject | None,
     openable: frozenset[str],
 ) -> list[list[str]]:  # fmt: skip
     """Return the steps that fetch each object in turn, treat it as wanted, and bring it to the goal."""
@@ -261,7 +261,7 @@ def _carry(
 def _search_plan(
     kind: str,
     furniture: Mapping[str, str],
-    things: Sequence[Thing],
+    things: Sequence[GameObject],
     target: str,
     goal_receptacle: str,
     tables: Tables,
@@ -294,7 +294,7 @@ def _stands(steps: Sequence[Sequence[str]]) -> str:
     return next(step[1] for step in reversed(steps) if step[0] == "goto")
 
 
-def _problem(number: int, furniture: Mapping[str, str], things: Sequence[Thing], goal: str, tables: Tables) -> str:
+def _problem(number: int, furniture: Mapping[str, str], things: Sequence[GameObject], goal: str, tables: Tables) -> str:
     """Write the PDDL problem: each piece of furniture at its own location, the agent in the middle of the room."""
     receptacles = {name: f"loc_bar_{index:02d}" for index, name in enumerate(furniture, 1)}
     kinds = sorted({f"{thing.kind}Type" for thing in things} | set(DOMAIN_TYPES[0]))

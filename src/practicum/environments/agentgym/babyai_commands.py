@@ -13,8 +13,8 @@ from practicum.environments.agentgym.babyai_view import (
     PICKUP,
     RIGHT,
     TOGGLE,
-    Seen,
     View,
+    VisibleObject,
     beside,
     path_to,
     within_reach,
@@ -102,7 +102,7 @@ def _towards(verb: str, name: str, world: RoomGridLevel, view: View) -> list[int
     return path + last or [DONE]
 
 
-def _at(verb: str, seen: Seen, world: RoomGridLevel, view: View) -> list[int]:
+def _at(verb: str, seen: VisibleObject, world: RoomGridLevel, view: View) -> list[int]:
     """Return the actions that apply the verb to the object in front of the agent."""
     if verb == "go to":
         return []

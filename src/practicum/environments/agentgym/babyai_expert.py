@@ -35,7 +35,7 @@ MAX_PUSHES = 2000
 PRIMITIVES = ("turn left", "turn right", "move forward", "pick up", "drop", "toggle", CHECK)
 
 
-class Endless(Exception):
+class EndlessPlanning(Exception):
     """The bot keeps planning without acting."""
 
 
@@ -47,7 +47,7 @@ class BoundedStack(list[Any]):
     def append(self, subgoal: Any) -> None:
         self.pushes += 1
         if len(self) >= MAX_SUBGOALS or self.pushes > MAX_PUSHES:
-            raise Endless
+            raise EndlessPlanning
         super().append(subgoal)
 
 
@@ -63,17 +63,17 @@ class Move:
 @functools.lru_cache(maxsize=4096)
 def plan(level: str, seed: int) -> tuple[str, ...] | None:
     """Return the commands that solve a world; None if the bot has no plan."""
-    moves = _bot_moments(level, seed)
+    moves = bot_moves(level, seed)
     if moves is None:
         return None
     commands = _gather(level, seed, moves)
-    if commands is not None and _solves(level, seed, commands):
+    if commands is not None and solves(level, seed, commands):
         return commands
     # Grouped moves may pass other cells than the bot's; its own moves always work.
     return tuple(PRIMITIVES[move.action] for move in moves)
 
 
-def _bot_moments(level: str, seed: int) -> list[Move] | None:
+def bot_moves(level: str, seed: int) -> list[Move] | None:
     from minigrid.utils.baby_ai_bot import BabyAIBot
 
     world = make_world(level, seed)
@@ -94,7 +94,7 @@ def _bot_moments(level: str, seed: int) -> list[Move] | None:
         stack.pushes = 0
         try:
             action = bot.replan(action)
-        except (Endless, AssertionError):  # the bot raises an assertion when it has no plan
+        except (EndlessPlanning, AssertionError):  # the bot raises an assertion when it has no plan
             return None
         done, won = do(int(action))
         if done:
@@ -188,7 +188,7 @@ def _walked(position: tuple[int, int, int], walk: list[int]) -> tuple[int, int, 
     return x, y, direction
 
 
-def _solves(level: str, seed: int, commands: tuple[str, ...]) -> bool:
+def solves(level: str, seed: int, commands: tuple[str, ...]) -> bool:
     world = make_world(level, seed)
     for command in commands:
         try:

@@ -22,7 +22,7 @@ Position = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class VisibleObject:
     """A visible object. `right` is negative to the left."""
 
     name: str
@@ -36,7 +36,7 @@ class Seen:
 class View:
     """Everything that is visible."""
 
-    things: dict[str, Seen]
+    things: dict[str, VisibleObject]
     """By name and number, such as `red ball 1`, nearest first."""
     floor: frozenset[Position]
     """Visible cells that can be entered, with the agent's own."""
@@ -91,11 +91,11 @@ def look(world: RoomGridLevel) -> View:
         lit = beyond
     visible.sort(key=lambda seen: seen[0])
     counts: dict[str, int] = {}
-    things: dict[str, Seen] = {}
+    things: dict[str, VisibleObject] = {}
     for _, name, position, ahead, right, cell in visible:
         counts[name] = counts.get(name, 0) + 1
         numbered = f"{name} {counts[name]}"
-        things[numbered] = Seen(numbered, position, ahead, right, cell)
+        things[numbered] = VisibleObject(numbered, position, ahead, right, cell)
     carried = world.carrying
     return View(things, frozenset(floor), barrier, f"{carried.color} {carried.type}" if carried else "")
 
@@ -133,7 +133,7 @@ def describe_shortly(view: View) -> str:
     return "\n".join(parts) or "nothing in sight"
 
 
-def _where(seen: Seen) -> str:
+def _where(seen: VisibleObject) -> str:
     side = f"{_steps(abs(seen.right))} to your {'right' if seen.right > 0 else 'left'}"
     if not seen.right:
         return f"straight ahead, {_steps(seen.ahead)} away"

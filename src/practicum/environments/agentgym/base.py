@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from practicum.environment import AGENT_OPTIONS, SPLITS, Action, Environment, Message, Observation, Step
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call, read_bracket
 from practicum.environments.agentgym.grammar.line import GRAMMARS, Refused, one_line
-from practicum.environments.agentgym.shaping import Ledger, Shaping
+from practicum.environments.agentgym.shaping import ShapedRewards, Shaping
 from practicum.errors import UserError, did_you_mean
 from practicum.registry import make_format
 from practicum.task import Task, content_hash
@@ -48,7 +48,7 @@ class CommandResponse:
 
 
 @dataclass(frozen=True, slots=True)
-class Wire:
+class ServerFields:
     """The field names of AgentGym's own server of an environment."""
 
     id: str = "id"
@@ -59,7 +59,7 @@ class Wire:
     started: bool = False
     """Whether `/create` also starts the task of that number, as TextCraft's server does."""
     facts: tuple[str, ...] = ()
-    """Further GET routes; `ask` answers them."""
+    """Further GET routes; `ask` returns their responses."""
     in_reset: tuple[str, ...] = ()
     """Facts that the response to `/reset` also contains."""
     in_step: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class AgentGymEnvironment(Environment):
     brackets: ClassVar[Brackets] = Brackets({})
     """Affine's bracket commands."""
     shaping: ClassVar[Shaping] = Shaping()
-    wire: ClassVar[Wire] = Wire()
+    server_fields: ClassVar[ServerFields] = ServerFields()
     native_part: ClassVar[str] = "native"
     """Name of the only reward component of the native reward."""
 
@@ -104,7 +104,7 @@ class AgentGymEnvironment(Environment):
             self.invalid_reward = self.shaping.penalty
         self._begun = False
         self._ended: CommandResponse | None = None
-        self._ledger = Ledger(self.shaping)
+        self._shaped_rewards = ShapedRewards(self.shaping)
 
     # To be implemented by an environment.
 
@@ -126,7 +126,7 @@ class AgentGymEnvironment(Environment):
         return None
 
     def progress(self) -> float | None:
-        """Return the progress of the episode, from 0 to 1; None if the environment cannot tell."""
+        """Return the progress of the episode, from 0 to 1; None if it is unknown."""
         return None
 
     def from_brackets(self, call: Call) -> str | None:
@@ -134,7 +134,7 @@ class AgentGymEnvironment(Environment):
         return self.brackets.sentence(call)
 
     def fact(self, name: str) -> Any:
-        """Return a fact that `wire` lists, as JSON for a client."""
+        """Return a fact that `server_fields` lists, as JSON for a client."""
         raise NotImplementedError(f"{self.short} lists the fact '{name}' and does not tell it")
 
     def omit_client_text(self) -> None:
@@ -182,7 +182,7 @@ class AgentGymEnvironment(Environment):
 
     async def start(self, task: Task, seed: int) -> CommandResponse:
         """Begin an episode, with a new reward ledger."""
-        self._begun, self._ended, self._ledger = True, None, Ledger(self.shaping)
+        self._begun, self._ended, self._shaped_rewards = True, None, ShapedRewards(self.shaping)
         return await self.begin(task, seed)
 
     async def take(self, text: str) -> CommandResponse:
@@ -215,12 +215,12 @@ class AgentGymEnvironment(Environment):
         if not self.shaped:
             return {self.native_part: 0.0 if again else reply.native}
         if again:
-            return self._ledger.step("")
+            return self._shaped_rewards.step("")
         if not reply.valid:
-            return self._ledger.error()
+            return self._shaped_rewards.error()
         if reply.done and not reply.cut:
-            return self._ledger.end(float(reply.success) if reply.worth is None else reply.worth)
-        return self._ledger.step(reply.kind)
+            return self._shaped_rewards.end(float(reply.success) if reply.worth is None else reply.worth)
+        return self._shaped_rewards.step(reply.kind)
 
     async def reset(self, task: Task, seed: int) -> Observation:
         reply = await self.start(task, seed)

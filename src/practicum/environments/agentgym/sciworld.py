@@ -17,7 +17,7 @@ from typing import Any
 
 from practicum.environment import Action, Observation, ScriptedPolicy
 from practicum.environments.agentgym import sciworld_tasks
-from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, Wire
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, ServerFields
 from practicum.environments.agentgym.grammar.bracket import Brackets, Call
 from practicum.environments.agentgym.shaping import Shaping
 from practicum.environments.worker import WorkerPool, WorkerSession, shared_pool
@@ -93,7 +93,7 @@ class SciWorld(AgentGymEnvironment):
     brackets = BRACKETS
     # Each new command with an effect is rewarded once: opening and closing a door repeatedly is not.
     shaping = Shaping(step=0.15, once=True)
-    wire = Wire(
+    server_fields = ServerFields(
         facts=("action_hint", "goals"),
         in_reset=("task_name", "var_num", "task_description", "observation", "deleted"),
         in_step=("reward", "score"),

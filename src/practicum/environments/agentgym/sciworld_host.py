@@ -15,7 +15,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from practicum.environments.worker_child import Broken
+from practicum.environments.worker_child import EngineBroken
 
 JAVA_OPTIONS = (
     "-XX:+UseSerialGC", "-XX:+UnlockExperimentalVMOptions", "-XX:hashCode=2",
@@ -123,7 +123,7 @@ class ScienceWorldHost:
             self._gateway.jvm.System.gc()
 
     def _guard(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a call so that a dead Java process raises `Broken`, unlike an error of the simulator."""
+        """Wrap a call so that a dead Java process raises `EngineBroken`, unlike an error of the simulator."""
         from py4j.protocol import Py4JError, Py4JJavaError
 
         def guarded(**arguments: Any) -> Any:
@@ -134,7 +134,7 @@ class ScienceWorldHost:
             except (Py4JError, ConnectionError) as error:
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     self._java.wait(timeout=1.0)
-                    raise Broken(f"Java does not answer: {error}") from error
+                    raise EngineBroken(f"Java does not answer: {error}") from error
                 raise
 
         return guarded

@@ -1,8 +1,8 @@
 """An HTTP server with the routes of AgentGym's servers, so that AgentGym's clients can use these environments.
 
 POST /create, /reset, /step, /close; GET /, /observation, /detail, /list_envs and the facts that an environment offers.
-The names of ids, indices and texts are the environment's `Wire`. As in AgentGym, an error of an environment is answered
-with status 200 and an `error`; an invalid request gets 400 or 404.
+The names of ids, indices and texts are the environment's `ServerFields`. As in AgentGym, an error of an environment is
+answered with status 200 and an `error`; an invalid request gets 400 or 404.
 
 It is for programs on this machine: a request that names another host (a foreign page that points its own name here,
 DNS rebinding) or comes from a web page is refused with 403.
@@ -62,7 +62,7 @@ class Sessions:
     def __init__(self, make: Callable[[], AgentGymEnvironment], limit: int = MAX_ENVIRONMENTS) -> None:
         self.make, self.limit = make, limit
         self.first = make()  # wrong settings and missing packages are errors at the start
-        self.wire = self.first.wire
+        self.server_fields = self.first.server_fields
         self.by_id: dict[int, Session] = {}
         self._next_id = 0
 
@@ -74,7 +74,7 @@ class Sessions:
                 return 200, f"This is environment {self.first.name}."
             if method == "GET" and name == "list_envs":
                 return 200, list(self.by_id)
-            if method == "GET" and name in ("observation", "detail", *self.wire.facts):
+            if method == "GET" and name in ("observation", "detail", *self.server_fields.facts):
                 return 200, await self.values(name, self._session_id(query))
             if method == "POST" and name in ("create", "reset", "step", "close"):
                 handler = {"create": self.create, "reset": self.reset, "step": self.step, "close": self.close}[name]
@@ -92,29 +92,29 @@ class Sessions:
         environment = self.make()
         environment.omit_client_text()
         self.by_id[session_id] = Session(environment)
-        if self.wire.bare:
+        if self.server_fields.bare:
             return session_id
-        if not self.wire.started:
-            return {self.wire.id: session_id}
-        response: dict[str, Any] = await self.reset({self.wire.id: session_id})
+        if not self.server_fields.started:
+            return {self.server_fields.id: session_id}
+        response: dict[str, Any] = await self.reset({self.server_fields.id: session_id})
         return response
 
     async def reset(self, body: Mapping[str, Any]) -> Any:
         session_id = self._session_id(body)
         session = self._session(session_id)
-        index = body.get(self.wire.index)
+        index = body.get(self.server_fields.index)
         if index is None:  # the server's own choice, so it is one of the tasks
             count = session.environment.num_indices
             index = session_id if count is None else session_id % count
         if isinstance(index, bool) or not isinstance(index, int):
-            raise RequestError(f"{self.wire.index} must be a whole number.")
+            raise RequestError(f"{self.server_fields.index} must be a whole number.")
         async with session.lock:
             reply = await session.environment.start(session.environment.task_at(index), 0)
-            facts = {name: session.environment.fact(name) for name in self.wire.in_reset}
-            values = {self.wire.text: reply.text, "reward": 0.0, "score": 0.0, "done": False, **facts}
-            session.text, session.score, session.done = values[self.wire.text], 0.0, False
+            facts = {name: session.environment.fact(name) for name in self.server_fields.in_reset}
+            values = {self.server_fields.text: reply.text, "reward": 0.0, "score": 0.0, "done": False, **facts}
+            session.text, session.score, session.done = values[self.server_fields.text], 0.0, False
             session.last_response, session.details = values, dict(values)
-        return [reply.text, None] if self.wire.bare else {self.wire.id: session_id, **values}
+        return [reply.text, None] if self.server_fields.bare else {self.server_fields.id: session_id, **values}
 
     async def step(self, body: Mapping[str, Any]) -> Any:
         session = self._session(self._session_id(body))
@@ -127,9 +127,15 @@ class Sessions:
             reply = await session.environment.take(action)
             reward = sum(session.environment.reward_components(reply, again=session.done).values())
             session.text, session.score, session.done = reply.text, session.score + reward, reply.done
-            facts = {name: session.environment.fact(name) for name in self.wire.in_step}
-            values = {self.wire.text: reply.text, "reward": reward, "score": session.score, "done": reply.done, **facts}
-            session.last_response = {**values, "info": None} if self.wire.bare else values
+            facts = {name: session.environment.fact(name) for name in self.server_fields.in_step}
+            values = {
+                self.server_fields.text: reply.text,
+                "reward": reward,
+                "score": session.score,
+                "done": reply.done,
+                **facts,
+            }
+            session.last_response = {**values, "info": None} if self.server_fields.bare else values
             session.details.update(session.last_response)
             return session.last_response
 
@@ -163,16 +169,16 @@ class Sessions:
 
     def _session_id(self, parameters: Mapping[str, Any]) -> int:
         # Both spellings of the id are accepted, so that one client can use every environment.
-        session_id = parameters.get(self.wire.id, parameters.get("id", parameters.get("env_idx")))
+        session_id = parameters.get(self.server_fields.id, parameters.get("id", parameters.get("env_idx")))
         try:
             return int(str(session_id))
         except ValueError:
-            raise RequestError(f"{self.wire.id} must be the number that /create gave.") from None
+            raise RequestError(f"{self.server_fields.id} must be the number that /create gave.") from None
 
     def _session(self, session_id: int) -> Session:
         session = self.by_id.pop(session_id, None)
         if session is None:
-            raise RequestError(f"The {self.wire.id} {session_id} is not valid.")
+            raise RequestError(f"The {self.server_fields.id} {session_id} is not valid.")
         self.by_id[session_id] = session  # most recently used
         return session
 

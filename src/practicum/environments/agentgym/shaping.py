@@ -30,7 +30,7 @@ class Shaping:
     """Whether a kind is rewarded only once per episode."""
 
 
-class Ledger:
+class ShapedRewards:
     """Shaped rewards of one episode. Components: `step`, `completion`, `penalty`."""
 
     def __init__(self, shaping: Shaping) -> None:

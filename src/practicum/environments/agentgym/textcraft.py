@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from practicum.environment import Action, Observation, ScriptedPolicy
-from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, Wire, by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, ServerFields, by_hash
 from practicum.environments.agentgym.commands import USAGE, Command, read_command
 from practicum.environments.agentgym.grammar.line import Refused
 from practicum.environments.agentgym.recipes import Amounts, Recipe, full_plan, lines_for, load_book, make_plan
@@ -38,7 +38,7 @@ class TextCraft(AgentGymEnvironment):
     instruction = INSTRUCTION
     # Affine's guide rewards gets and crafts; looking has no reward, or looking repeatedly would collect it.
     shaping = Shaping(step=0.15)
-    wire = Wire(started=True, facts=("commands", "goal"))
+    server_fields = ServerFields(started=True, facts=("commands", "goal"))
     native_part = "completion"
 
     def __init__(

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from practicum.environment import Action, Observation, ScriptedPolicy
-from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, Wire, by_hash
+from practicum.environments.agentgym.base import AgentGymEnvironment, CommandResponse, ServerFields, by_hash
 from practicum.environments.agentgym.grammar.bracket import Brackets, read_bracket
 from practicum.environments.agentgym.grammar.line import Refused, one_line
 from practicum.environments.agentgym.shaping import Shaping
@@ -63,7 +63,7 @@ class WebShop(AgentGymEnvironment):
     brackets = Brackets({"search": ("search[{}]",), "click": ("click[{}]",)})
     # Search and click are rewarded once each; a purchase is rewarded by its grade.
     shaping = Shaping(kinds={"search": 0.1, "click": 0.3}, completion=1.0, once=True)
-    wire = Wire(
+    server_fields = ServerFields(
         id="env_idx",
         index="session_id",
         text="state",
@@ -241,10 +241,10 @@ class WebShop(AgentGymEnvironment):
         """Return the policy that searches for the instruction, opens the first result that fits, chooses and buys."""
         goal = read_goal(task)
         thinks = self.format.name == "react"
-        steps = iter([Action(content=text, thought=why if thinks else "") for why, text in self._plan(goal)])
+        steps = iter([Action(content=text, thought=why if thinks else "") for why, text in self.plan(goal)])
         return lambda observation: next(steps, Action(content=f"click[{BACK}]"))
 
-    def _plan(self, goal: ShoppingGoal) -> Iterator[tuple[str, str]]:
+    def plan(self, goal: ShoppingGoal) -> Iterator[tuple[str, str]]:
         for keywords in (" ".join((*goal.attributes, goal.query, *goal.options)), goal.name):
             keywords = plain(keywords.replace("[", " ").replace("]", " "))
             for rank, product in enumerate(self.catalogue.search(keywords, MAX_RESULTS)):

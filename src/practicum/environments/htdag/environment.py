@@ -73,7 +73,7 @@ class HTDAGEnvironment(Environment):
         )
 
     def expert(self, task: Task) -> ScriptedPolicy:
-        """Return the policy that decomposes as the hidden requirement graph says."""
+        """Return the policy that decomposes according to the hidden requirement graph."""
         return self.scripted("expert", task)
 
     def wrong_attempts(self, task: Task, solution: Sequence[Action]) -> Sequence[Sequence[Action]]:
@@ -121,5 +121,5 @@ def request_of(task: Task) -> str:
 
 
 def _observation(prompt: str) -> Observation:
-    """Each prompt says all that the next decision needs, so it begins anew."""
+    """Each prompt contains all that the next decision needs, so it is a fresh one."""
     return Observation((Message("user", prompt),), fresh=True) if prompt else Observation()

@@ -37,7 +37,7 @@ AFTER = re.compile(r"^(?P<last>.+?) after you (?P<first>.+)$")
 
 
 def keywords() -> Mapping[str, str]:
-    """Return the words by which the heuristic knows a task: its name, and what its phrases do not share with others."""
+    """Return the words by which the heuristic recognises a task: its name, and words of its phrases only."""
     uses: dict[str, set[str]] = {}
     for type, phrases in PHRASES.items():
         for phrase in phrases:
@@ -52,9 +52,9 @@ KEYWORDS = keywords()
 
 @dataclass
 class HeuristicPolicy:
-    """Splits the request at its conjunctions, knows tasks by keywords, and decomposes each by its usual recipe.
+    """Splits the request at its conjunctions, recognises tasks by keywords, and decomposes each by its usual recipe.
 
-    It does not see modifiers, and plans what the request says is not needed.
+    It ignores modifiers, and plans steps that the request excludes.
     """
 
     sequential: bool = False
@@ -92,7 +92,7 @@ class AsNeededPolicy(HeuristicPolicy):
 
 @dataclass
 class ExpertPolicy:
-    """Decomposes as the hidden requirement graph says."""
+    """Decomposes according to the hidden requirement graph."""
 
     def __call__(self, episode: PlanningEpisode) -> str:
         required = episode.requirement

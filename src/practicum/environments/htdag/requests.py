@@ -33,7 +33,7 @@ MAX_FAILED_DRAWS = 2000
 
 @dataclass(frozen=True, slots=True)
 class PlanGoal:
-    """One task that a request asks for; `after` are positions (from 0) of the tasks before it."""
+    """One task of a request; `after` are positions (from 0) of the tasks before it."""
 
     type: str
     slot: str
@@ -75,7 +75,7 @@ def draw(template: RequestTemplate, rng: random.Random) -> Mapping[str, Any]:
 
 
 def goals_of(fields: Mapping[str, Any]) -> tuple[PlanGoal, ...]:
-    """Return the tasks that a request's fields ask for; UserError where they are none."""
+    """Return the tasks of a request's fields; UserError where there are none."""
     try:
         goals = tuple(
             PlanGoal(

@@ -1,4 +1,4 @@
-"""Scores outputs by judge rules: a model is asked, and its answer becomes a number from 0 to 1."""
+"""Scores outputs by judge rules: a model is called, and its answer is read as a number from 0 to 1."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ async def score_by_judge(
 ) -> list[list[RuleScore]]:
     """Return one list per rule with the score of each output; JudgeError where the judge fails or there is none.
 
-    Scores that are in the cache are not asked for again, and new ones are added to it.
+    Scores in the cache are not requested again, and new ones are added to it.
     """
     if not rules:
         return []

@@ -55,7 +55,7 @@ class RubricCase:
     seed: int = 0
     stakeholder_name: str = "client"
     kind_of_work: str = ""
-    """The form of the deliverable, which is all that the short form says of the work."""
+    """The form of the deliverable, the only property of the work in the short form."""
     legend: Legend | None = None
     """What the letters of the short form stand for; only generated workflows have one."""
 

@@ -136,7 +136,7 @@ def plain_cell(text: str) -> str:
 
 
 class TaskStatus(enum.StrEnum):
-    """Where a task of a workflow stands."""
+    """The state of a task of a workflow."""
 
     PENDING = "pending"
     READY = "ready"

@@ -23,7 +23,7 @@ from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import Outcome
 
 WARN, ACT = "warn", "act"
-COLLAPSE_LEVEL = 0.999
+COLLAPSE_INTERVAL_LEVEL = 0.999
 """Level of the intervals that a collapse is judged by: the best of many steps is compared, so chance is at work."""
 
 METRIC_NAMES = {
@@ -236,7 +236,7 @@ def _success_collapse(history: MetricHistory, settings: HealthSettings) -> Healt
         return None
     groups = dict(history.series["groups"])
     rates = [(step, rate, groups[step]) for step, rate in history.series["success"] if groups.get(step, 0) >= 1]
-    lows = [jeffreys(round(rate * count, 6), count, COLLAPSE_LEVEL).low for _, rate, count in rates]
+    lows = [jeffreys(round(rate * count, 6), count, COLLAPSE_INTERVAL_LEVEL).low for _, rate, count in rates]
     limit = settings.success_fall * max(lows, default=0.0)
     since = history.first_step("success", lambda rate: rate < limit)
     fallen = [(rate, count) for step, rate, count in rates if since is not None and step >= since]
@@ -244,7 +244,7 @@ def _success_collapse(history: MetricHistory, settings: HealthSettings) -> Healt
         return None
     total = math.fsum(count for _, count in fallen)
     solved = math.fsum(rate * count for rate, count in fallen)
-    if jeffreys(round(solved, 6), total, COLLAPSE_LEVEL).high >= limit:
+    if jeffreys(round(solved, 6), total, COLLAPSE_INTERVAL_LEVEL).high >= limit:
         return None
     cause = "success has collapsed"
     remedy = "go back to a checkpoint before it, with a lower learning rate or a higher kl_coef"

@@ -153,7 +153,7 @@ def console_line(step: int, values: Mapping[str, float], width: int | None = Non
 
 
 def validation_lines(folder: Path) -> list[str]:
-    """What the run's validations say, in one sentence: the first, the best and the last one, each with its interval."""
+    """The run's validations in one sentence: the first, the best and the last one, each with its interval."""
     rows = [row for row in map(parse_object, read_lines(folder / "metrics.jsonl")) if "val/success/mean" in row]
     if len(rows) < 2:
         return []

@@ -303,8 +303,8 @@ class RewardHackingMonitor:
             reward, verifier = compared.reward, compared.verifier
             fell = verifier.z_score < -CLEAR_Z_SCORE
             did_not_rise = verifier.z_score < 2 and verifier.scaled + 2 * verifier.error < reward.scaled / 2
-            apart = did_not_rise if before is self.first else fell
-            if apart and compared.gap > limit and reward.z_score > CLEAR_Z_SCORE:
+            diverged = did_not_rise if before is self.first else fell
+            if diverged and compared.gap > limit and reward.z_score > CLEAR_Z_SCORE:
                 verb = "falls" if fell else "does not follow"
                 contrast = f"{self._verifier_name} {verb}{self._driver(before)}"
                 cause = f"the reward rises since step {compared.since_step} and {contrast}"

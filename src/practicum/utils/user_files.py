@@ -23,7 +23,7 @@ SEPARATOR = "~"
 
 
 def load(path: Path) -> ModuleType:
-    """Return the module of a file, which is run when it is first asked for."""
+    """Return the module of a file, which is run on first use."""
     return importlib.import_module(module_name(path))
 
 
