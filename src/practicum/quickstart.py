@@ -45,9 +45,11 @@ from practicum.utils.terminal import Progress, duration, sparkline
 MODEL = "tiny-pretrained"
 DEMONSTRATIONS = 200
 LEVELS = (1, 2, 3, 4)
-"""Levels (numbers of steps) of the problems of RL and of the evaluation."""
+"""Levels (numbers of steps) of the problems of the evaluation."""
 DEMONSTRATION_LEVELS = (1, 2) * 24 + (3, 4)
 """Levels of the demonstrations: mostly easy problems, and few of the hard ones."""
+RL_LEVELS = (1, 2, 3, 4, 4, 4, 4, 4)
+"""Levels of RL's problems: mostly the hardest, since a group of attempts that all succeed teaches nothing."""
 SFT_SAMPLES = 5000
 """Demonstrations that SFT sees, over all epochs: 25 epochs of 200."""
 MIN_EPOCHS = 10
@@ -65,14 +67,15 @@ STAGE_KEYS = {
 class QuickstartSettings:
     """The sizes and settings of all stages.
 
-    RL and evaluation are of problems of `levels`, demonstrations of `demonstration_levels`; a level that is listed
-    twice has twice as many. The SFT model is the best of its validations on `check_tasks` tasks of `levels`.
+    The evaluation is of problems of `levels`, demonstrations of `demonstration_levels`, RL of `rl_levels`; a level that
+    is listed twice has twice as many. The SFT model is the best of its validations on `check_tasks` tasks of `levels`.
     """
 
     sft: SFTSettings
     rl: RLSettings
     levels: tuple[int, ...] = LEVELS
     demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
+    rl_levels: tuple[int, ...] = RL_LEVELS
     demonstrations: int = DEMONSTRATIONS
     panel: int = 400
     check_tasks: int = 120
@@ -92,7 +95,7 @@ def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> QuickstartS
         demonstrations=demonstrations,
         sft=replace(sft, check_every=max(1, planned_steps(demonstrations, sft) // SFT_VALIDATIONS)),
         rl=RLSettings(
-            total_training_steps=150, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=2e-4,
+            total_training_steps=80, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=2e-4,
             lr_warmup_steps=5, objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0), seed=seed,
         ),
     )  # fmt: skip
@@ -115,19 +118,22 @@ class Quickstart:
         return loader.load(MODEL)
 
     def make_environment(self, levels: tuple[int, ...] | None = None) -> MathEnvironment:
-        """The environment with problems of these levels; by default those of RL and of the evaluation."""
+        """The environment with problems of these levels; by default those of the evaluation."""
         return MathEnvironment(levels=levels or self.plan.levels)
 
     def agent(self, temperature: float) -> Agent:
         sampling = Sampling(temperature, max_tokens=self.plan.max_tokens)
         return Agent(format="hf", max_turns=max(self.plan.levels) + 2, sampling=sampling)
 
-    def tasks(self, split: str, count: int, stream: int) -> list[Task]:
-        return list(self.make_environment().tasks(split, count, 1000 * self.seed + stream))
+    def tasks(self, split: str, count: int, stream: int, levels: tuple[int, ...] | None = None) -> list[Task]:
+        """Problems of a split, of `levels` or of those of the evaluation; another `stream` has other problems."""
+        return list(self.make_environment(levels).tasks(split, count, 1000 * self.seed + stream))
 
     def demonstration_tasks(self) -> list[Task]:
-        environment = self.make_environment(self.plan.demonstration_levels)
-        return list(environment.tasks("train", self.plan.demonstrations, 1000 * self.seed + 1))
+        return self.tasks("train", self.plan.demonstrations, 1, self.plan.demonstration_levels)
+
+    def rl_tasks(self, count: int) -> list[Task]:
+        return self.tasks("train", count, 2, self.plan.rl_levels)
 
     async def run(self) -> dict[str, Any]:
         """Run all stages; returns the summary that is also written to `summary.json`."""
@@ -212,7 +218,7 @@ class Quickstart:
     async def _train_rl(self) -> list[float]:
         """Reinforcement learning; the success rate of every step."""
         plan, agent = self.plan.rl, self.agent(self.plan.temperature)
-        tasks = self.tasks("train", plan.total_training_steps * plan.train_batch_size, 2)
+        tasks = self.rl_tasks(plan.total_training_steps * plan.train_batch_size)
         source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan, resources=self.resources)
         curve: list[float] = []
         with self._stage("RL (GRPO)", plan.total_training_steps, "steps") as progress:
