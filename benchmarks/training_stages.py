@@ -2,13 +2,13 @@
 
     python benchmarks/training_stages.py [--seeds 3,4,5] [--jobs 6] [--out runs/training_stages]
 
-For each seed: base (`tiny-pretrained`) → BC (SFT on the quickstart's demonstrations, the best of its validations) → DPO
-on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Rollouts and
-online GRPO are of the problems of the quickstart's RL, mostly the hardest. Every policy is evaluated on the same held-out
-tasks of all levels, greedy; neighbours are compared by McNemar's mid-p test, over the tasks of each seed and over those
-of all seeds together. The budget is the same for every seed; rates and steps after BC were chosen on seeds 10 and 11,
-where SFT was stopped early. A stage that is finished is not trained again, so that stages and seeds may run in processes
-of their own; the table is printed when all are there.
+For each seed: base (`tiny-pretrained`) → BC (SFT on the quickstart's demonstrations, the best of its validations) →
+DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC.
+Rollouts and online GRPO are of the problems of the quickstart's RL, mostly the hardest. Every policy is evaluated on
+the same held-out tasks of all levels, greedy; neighbours are compared by McNemar's mid-p test, over the tasks of each
+seed and over those of all seeds together. The budget is the same for every seed; rates and steps after BC were chosen
+on seeds 10 and 11, where SFT was stopped early. A stage that is finished is not trained again, so that stages and
+seeds may run in processes of their own; the table is printed when all are there.
 """
 
 from __future__ import annotations
