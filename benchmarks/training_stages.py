@@ -2,12 +2,13 @@
 
     python benchmarks/training_stages.py [--seeds 3,4,5] [--jobs 6] [--out runs/training_stages]
 
-For each seed: base (`tiny-pretrained`) → BC (SFT on the quickstart's demonstrations, the best of its validations) → DPO
-on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC. Every
-policy is evaluated on the same held-out tasks of all levels, greedy; neighbours are compared by McNemar's mid-p test,
-over the tasks of each seed and over those of all seeds together. The budget is the same for every seed; rates and steps
-after BC were chosen on seeds 10 and 11, where SFT was stopped early. A stage that is finished is not trained again, so
-that stages and seeds may run in processes of their own; the table is printed when all are there.
+For each seed: base (`tiny-pretrained`) → BC (SFT on the quickstart's demonstrations, the best of its validations) →
+DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC.
+Rollouts and online GRPO are of the problems of the quickstart's RL, mostly the hardest. Every policy is evaluated on
+the same held-out tasks of all levels, greedy; neighbours are compared by McNemar's mid-p test, over the tasks of each
+seed and over those of all seeds together. The budget is the same for every seed; rates and steps after BC were chosen
+on seeds 10 and 11, where SFT was stopped early. A stage that is finished is not trained again, so that stages and
+seeds may run in processes of their own; the table is printed when all are there.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.models import loader
-from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS, LEVELS, MODEL
+from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS, LEVELS, MODEL, RL_LEVELS
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
@@ -97,8 +98,8 @@ def agent(temperature: float) -> Agent:
     return Agent(format="hf", max_turns=max(LEVELS) + 2, sampling=Sampling(temperature, max_tokens=32))
 
 
-def tasks(split: str, count: int, seed: int, stream: int) -> list[Task]:
-    return list(make_environment().tasks(split, count, 1000 * seed + stream))
+def tasks(split: str, count: int, seed: int, stream: int, levels: Sequence[int] = LEVELS) -> list[Task]:
+    return list(MathEnvironment(levels=levels).tasks(split, count, 1000 * seed + stream))
 
 
 async def evaluate(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResult:
@@ -173,9 +174,7 @@ class StageComparison:
         policy = TrainablePolicy(loader.load(MODEL), max_batch=128)
         try:
             engine = ScriptedEngine.of("expert", make_environment(), make_format("hf"), policy.renderer)
-            demonstrated = MathEnvironment(levels=DEMONSTRATION_LEVELS).tasks(
-                "train", demonstrations, 1000 * self.seed + 1
-            )
+            demonstrated = tasks("train", demonstrations, self.seed, 1, DEMONSTRATION_LEVELS)
             planned = plan_attempts(demonstrated, 1, self.seed)
             shown = await run_episodes(planned, make_environment, agent(1.0), engine, policy.renderer)
             settings = SFTSettings(
@@ -195,7 +194,8 @@ class StageComparison:
         shutil.rmtree(self.log, ignore_errors=True)
         policy, budget = TrainablePolicy(loader.load(str(self.start)), max_batch=128), self.budget
         try:
-            planned = plan_attempts(tasks("train", budget.logged_tasks, self.seed, 2), budget.logged_chains, self.seed)
+            logged = tasks("train", budget.logged_tasks, self.seed, 2, RL_LEVELS)
+            planned = plan_attempts(logged, budget.logged_chains, self.seed)
             episodes = await policy.roll_out(planned, make_environment, agent(1.0))
         finally:
             await policy.close()

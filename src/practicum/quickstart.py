@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -45,13 +45,15 @@ from practicum.utils.terminal import Progress, duration, sparkline
 MODEL = "tiny-pretrained"
 DEMONSTRATIONS = 200
 LEVELS = (1, 2, 3, 4)
-"""Levels (numbers of steps) of the problems of RL and of the evaluation."""
+"""Levels (numbers of steps) of the problems of the evaluation."""
 DEMONSTRATION_LEVELS = (1, 2) * 24 + (3, 4)
 """Levels of the demonstrations: mostly easy problems, and few of the hard ones."""
+RL_LEVELS = (1, 2, 3, 3, 3, 4, 4, 4)
+"""Levels of RL's problems: mostly hard ones, since a group of attempts that all succeed teaches nothing."""
 SFT_SAMPLES = 5000
 """Demonstrations that SFT sees, over all epochs: 25 epochs of 200."""
 MIN_EPOCHS = 10
-SFT_VALIDATIONS = 8
+SFT_VALIDATIONS, RL_VALIDATIONS = 8, 4
 COLOURS = {"sft": "#b26a00", "rl": "#1a7f37"}
 STAGE_KEYS = {
     "SFT": "imitate (SFT)",
@@ -65,14 +67,16 @@ STAGE_KEYS = {
 class QuickstartSettings:
     """The sizes and settings of all stages.
 
-    RL and evaluation are of problems of `levels`, demonstrations of `demonstration_levels`; a level that is listed
-    twice has twice as many. The SFT model is the best of its validations on `check_tasks` tasks of `levels`.
+    The evaluation is of problems of `levels`, demonstrations of `demonstration_levels`, RL of `rl_levels`; a level that
+    is listed twice has twice as many. The SFT model is the best of its validations on `check_tasks` tasks of `levels`,
+    and so is the RL model.
     """
 
     sft: SFTSettings
     rl: RLSettings
     levels: tuple[int, ...] = LEVELS
     demonstration_levels: tuple[int, ...] = DEMONSTRATION_LEVELS
+    rl_levels: tuple[int, ...] = RL_LEVELS
     demonstrations: int = DEMONSTRATIONS
     panel: int = 400
     check_tasks: int = 120
@@ -92,7 +96,7 @@ def default_plan(seed: int, demonstrations: int = DEMONSTRATIONS) -> QuickstartS
         demonstrations=demonstrations,
         sft=replace(sft, check_every=max(1, planned_steps(demonstrations, sft) // SFT_VALIDATIONS)),
         rl=RLSettings(
-            total_training_steps=150, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=2e-4,
+            total_training_steps=80, train_batch_size=16, num_chains=8, adv_estimator="grpo", lr=2e-4,
             lr_warmup_steps=5, objective=Objective(entropy_coeff=0.0, kl_loss_coef=0.0), seed=seed,
         ),
     )  # fmt: skip
@@ -109,25 +113,29 @@ class Quickstart:
         self.resources = RunResources(self.make_environment().make_resources())
         self.begun = time.monotonic()
         self.sft_validations: list[float] = []
+        self.rl_validations: list[float] = []
         self.seconds: dict[str, float] = {}
 
     def load_model(self) -> loader.LoadedModel:
         return loader.load(MODEL)
 
     def make_environment(self, levels: tuple[int, ...] | None = None) -> MathEnvironment:
-        """The environment with problems of these levels; by default those of RL and of the evaluation."""
+        """The environment with problems of these levels; by default those of the evaluation."""
         return MathEnvironment(levels=levels or self.plan.levels)
 
     def agent(self, temperature: float) -> Agent:
         sampling = Sampling(temperature, max_tokens=self.plan.max_tokens)
         return Agent(format="hf", max_turns=max(self.plan.levels) + 2, sampling=sampling)
 
-    def tasks(self, split: str, count: int, stream: int) -> list[Task]:
-        return list(self.make_environment().tasks(split, count, 1000 * self.seed + stream))
+    def tasks(self, split: str, count: int, stream: int, levels: tuple[int, ...] | None = None) -> list[Task]:
+        """Problems of a split, of `levels` or of those of the evaluation; another `stream` has other problems."""
+        return list(self.make_environment(levels).tasks(split, count, 1000 * self.seed + stream))
 
     def demonstration_tasks(self) -> list[Task]:
-        environment = self.make_environment(self.plan.demonstration_levels)
-        return list(environment.tasks("train", self.plan.demonstrations, 1000 * self.seed + 1))
+        return self.tasks("train", self.plan.demonstrations, 1, self.plan.demonstration_levels)
+
+    def rl_tasks(self, count: int) -> list[Task]:
+        return self.tasks("train", count, 2, self.plan.rl_levels)
 
     async def run(self) -> dict[str, Any]:
         """Run all stages; returns the summary that is also written to `summary.json`."""
@@ -174,7 +182,6 @@ class Quickstart:
         if self.sft_only:
             return self._report(results, [])
         curve = await self._train_rl()
-        self.policy.save(self.out / "rl" / "model")
         return self._report(results | {"rl": await self._evaluate("rl")}, curve)
 
     async def collect_demonstrations(self) -> list[Trajectory]:
@@ -189,30 +196,34 @@ class Quickstart:
 
     async def _train_sft(self, demonstrations: list[Trajectory]) -> None:
         """SFT over all epochs; the weights of the best validation are the result, in `sft/model`."""
-        plan, agent = self.plan.sft, self.agent(self.plan.eval_temperature)
-        check = Panel(tuple(self.tasks("val", self.plan.check_tasks, 0)), self.seed)
-        success = 0.0
-
-        async def evaluate() -> EvalResult:
-            nonlocal success
-            result, _ = await self.policy.evaluate("val", check, self.make_environment, agent, resources=self.resources)
-            success = result.success_rate
-            self.sft_validations.append(success)
-            return result
-
+        plan, rates = self.plan.sft, self.sft_validations
         with self._stage("SFT", planned_steps(len(demonstrations), plan), "steps") as progress:
 
             def show(step: int, metrics: dict[str, float]) -> None:
-                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, val {percent(success, digits=0)}")
+                val = percent(rates[-1] if rates else 0.0, digits=0)
+                progress.advance(1, f"loss {metrics['actor/loss']:.3f}, val {val}")
 
             self.sft_state = await train_sft(
-                self.policy, demonstrations, plan, self.out / "sft", show, evaluate, say=lambda text: None
-            )
+                self.policy, demonstrations, plan, self.out / "sft", show, self._validation(rates),
+                say=lambda text: None,
+            )  # fmt: skip
+
+    def _validation(self, rates: list[float]) -> Callable[[], Awaitable[EvalResult]]:
+        """A function that scores the policy on the validation tasks and appends its success rate to `rates`."""
+        check = Panel(tuple(self.tasks("val", self.plan.check_tasks, 0)), self.seed)
+        agent = self.agent(self.plan.eval_temperature)
+
+        async def evaluate() -> EvalResult:
+            result, _ = await self.policy.evaluate("val", check, self.make_environment, agent, resources=self.resources)
+            rates.append(result.success_rate)
+            return result
+
+        return evaluate
 
     async def _train_rl(self) -> list[float]:
-        """Reinforcement learning; the success rate of every step."""
+        """RL; the weights of the best validation are the result, in `rl/model`. Returns the success of every step."""
         plan, agent = self.plan.rl, self.agent(self.plan.temperature)
-        tasks = self.tasks("train", plan.total_training_steps * plan.train_batch_size, 2)
+        tasks = self.rl_tasks(plan.total_training_steps * plan.train_batch_size)
         source = OnlineSource(self.policy, tasks, self.make_environment, agent, plan, resources=self.resources)
         curve: list[float] = []
         with self._stage("RL (GRPO)", plan.total_training_steps, "steps") as progress:
@@ -222,9 +233,13 @@ class Quickstart:
                 recent = mean(curve[-5:])
                 progress.advance(1, f"success {percent(recent)} {sparkline(curve, 8)}".rstrip())
 
-            settings = RunSettings(plan.total_training_steps, val_before_train=False, save_on_stop=False)
-            trainer = RLTrainer(self.policy, source, plan)
-            await Run(self.out / "rl", trainer, settings, say=self.say, on_step=show).train()
+            settings = RunSettings(
+                plan.total_training_steps, val_before_train=False, save_on_stop=False, keep_best=True,
+                test_freq=max(1, plan.total_training_steps // RL_VALIDATIONS),
+            )  # fmt: skip
+            trainer = RLTrainer(self.policy, source, plan, evaluate=self._validation(self.rl_validations))
+            run = Run(self.out / "rl", trainer, settings, say=lambda text: None, on_step=show)
+            self.rl_state = await run.train()
         return curve
 
     async def _evaluate_scripted(self, source: str) -> EvalResult:
@@ -274,6 +289,8 @@ class Quickstart:
             "sft_steps": self.sft_state.step,
             "sft_best_step": self.sft_state.best_step,
             "sft_validations": self.sft_validations,
+            "rl_best_step": None if gain is None else self.rl_state.best_step,
+            "rl_validations": self.rl_validations,
             "plan": asdict(self.plan),
             "curve": curve,
         }

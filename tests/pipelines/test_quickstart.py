@@ -18,7 +18,7 @@ from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult
-from practicum.quickstart import DEMONSTRATIONS, LEVELS, Quickstart, default_plan
+from practicum.quickstart import DEMONSTRATIONS, LEVELS, RL_LEVELS, Quickstart, default_plan
 from practicum.task import Task
 from practicum.training import build
 from practicum.training.sft import planned_steps
@@ -97,7 +97,7 @@ def test_problems_of_all_stages_have_all_levels_and_differ(tmp_path: Path, monke
         demonstrations = await quick.collect_demonstrations()
         assert all(episode.reward == 1 for episode in demonstrations)
         found["demonstrations"] = [episode.task for episode in demonstrations]
-        found["RL"] = quick.tasks("train", 12, 2)
+        found["RL"] = quick.rl_tasks(12)
         found["evaluation"] = list(quick.panel.tasks)
 
     monkeypatch.setattr(Quickstart, "run_stages", stages)
@@ -119,7 +119,7 @@ def test_more_demonstrations_get_fewer_epochs() -> None:
 
 def test_the_recipe_trains_on_the_problems_of_the_quickstart() -> None:
     agent = resolve_train(["recipe=math-tiny"]).config.agent
-    assert tuple(agent.environment_args["levels"]) == LEVELS
+    assert tuple(agent.environment_args["levels"]) == RL_LEVELS
     assert agent.max_turns == max(LEVELS) + 2
 
 
