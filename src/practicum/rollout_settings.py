@@ -14,8 +14,8 @@ from practicum.chat.response_format import ResponseFormat, read_response_format
 from practicum.config.fields import check_fields
 from practicum.data.collection import files_hash
 from practicum.data.run_folder import ModelRef
+from practicum.data.run_response_format import named_run_response_format
 from practicum.data.tasks import read_registry, select
-from practicum.data.trained_form import form_of_run
 from practicum.engines.base import Sampling
 from practicum.environment import Environment
 from practicum.errors import UserError
@@ -129,7 +129,7 @@ class RolloutSettings:
         """The form that replies must have."""
         value = self.response_format
         is_run = isinstance(value, str) and Path(value).expanduser().is_dir()
-        return read_response_format(form_of_run(value) if is_run else value, "--response-format")
+        return read_response_format(named_run_response_format(value) if is_run else value, "--response-format")
 
     @property
     def decoding_record(self) -> dict[str, Any]:

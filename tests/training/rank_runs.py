@@ -22,7 +22,7 @@ from practicum.models import loader, lora
 from practicum.training import ranks
 from practicum.training.build_supervised import dpo_settings
 from practicum.training.dpo import DPOTrainer, Pair
-from practicum.training.follower import run_follower
+from practicum.training.follower_rank import run_follower
 from practicum.training.micro_batches import MicroBatchLimits, Sample
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource

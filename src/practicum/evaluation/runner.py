@@ -11,8 +11,8 @@ from typing import Any
 from practicum.chat.response_format import read_response_format
 from practicum.data.collection import Collection
 from practicum.data.run_folder import locked, resolve_model
+from practicum.data.run_response_format import run_response_format
 from practicum.data.task_overlap import num_shared, read_train_tasks
-from practicum.data.trained_form import trained_form
 from practicum.engines.server_check import check_server
 from practicum.evaluation import policy_ref
 from practicum.evaluation.attempt_log import AttemptLog
@@ -52,7 +52,7 @@ class EvalRunner:
         run = self.policy.run
         if run is None or self.settings.reply_form is not None:
             return None
-        if read_response_format(trained_form(Path(run)), "agent.response_format") is None:
+        if read_response_format(run_response_format(Path(run)), "agent.response_format") is None:
             return None
         return (
             f"'{run}' was trained under constrained decoding, which keeps the form of replies for the model, and here "

@@ -39,7 +39,7 @@ from practicum.task import Task
 from practicum.training import ranks
 from practicum.training.checkpoint import check_continuation, keep_stored_defaults, record_version
 from practicum.training.estimators import ESTIMATORS
-from practicum.training.follower import run_follower
+from practicum.training.follower_rank import run_follower
 from practicum.training.logged_data import read_logged_data
 from practicum.training.logged_source import METHODS
 from practicum.training.micro_batches import MicroBatchLimits

@@ -37,7 +37,7 @@ from practicum.training import ranks
 from practicum.training.build import StepCallback, TrainResult, explain_out_of_memory
 from practicum.training.checkpoint import check_supervised_continuation, record_version
 from practicum.training.dpo import DPOSettings, DPOTrainer
-from practicum.training.follower import run_follower
+from practicum.training.follower_rank import run_follower
 from practicum.training.micro_batches import MicroBatchLimits, sft_samples
 from practicum.training.monitor.supervised_health import SupervisedMonitor
 from practicum.training.preference_pairs import fitting_pairs, mine_pairs, pairs_from_rows

@@ -24,7 +24,7 @@ from practicum.data.run_folder import CHECKPOINT_NAME, GROUPS, LAST, METRICS, MO
 from practicum.errors import UserError
 from practicum.training import checkpoint
 from practicum.training.checkpoint import ABANDONED, Checkpoints
-from practicum.training.follower import Leader
+from practicum.training.follower_rank import Leader
 from practicum.training.monitor.health import HEALTH_FILE, HealthFinding, HealthLog, HealthMonitor
 from practicum.training.monitor.log_file import LogFile
 from practicum.training.monitor.loggers import Logger, MetricsFile, memory_metrics

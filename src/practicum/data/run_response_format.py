@@ -12,7 +12,7 @@ from practicum.errors import UserError
 CONFIG = "config.yaml"
 
 
-def trained_form(run: Path) -> Any:
+def run_response_format(run: Path) -> Any:
     """Return `agent.response_format` of the run in a folder; None where it has none, or the folder is of no RL run."""
     try:
         config = yaml.safe_load((run / CONFIG).read_text(encoding="utf-8"))
@@ -22,9 +22,9 @@ def trained_form(run: Path) -> Any:
     return agent.get("response_format") if isinstance(agent, dict) else None
 
 
-def form_of_run(folder: str) -> Any:
+def named_run_response_format(folder: str) -> Any:
     """Return the form of a run that a user named; UserError where it was trained with any replies."""
-    form = trained_form(Path(folder).expanduser())
+    form = run_response_format(Path(folder).expanduser())
     if form is None:
         raise UserError(
             f"--response-format: the folder '{folder}' has no config.yaml of a run with agent.response_format; name "
