@@ -89,7 +89,7 @@ def test_quickstart_report_and_live_page(size: str, command: Path, tmp_path: Pat
     else:
         run(command.with_name("python"), tmp_path, "-c", SMALL_QUICKSTART)
     assert json.loads((tmp_path / "runs" / "quickstart-0" / "summary.json").read_text())["rl"]["n"] >= 12
-    assert "runs, " in run(command, tmp_path, "report", "runs")
+    assert "1 run, " in run(command, tmp_path, "report", "runs")
     assert "<html" in (tmp_path / "report.html").read_text(encoding="utf-8")[:1000]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     server = subprocess.Popen(

@@ -21,7 +21,7 @@ from practicum.errors import UserError
 from practicum.rollout_settings import RolloutSettings, policy_identity
 from practicum.trajectory import Attempt, Outcome, Trajectory
 from practicum.utils.concurrency import run_async
-from practicum.utils.tables import percent
+from practicum.utils.tables import percent, progress_label
 from practicum.utils.terminal import Progress, printable
 
 MAX_ERROR_CHARACTERS = 300
@@ -181,7 +181,7 @@ async def _run_missing(settings: CollectSettings, collection: Collection, progre
         setup = settings.make_setup()
         counts = Counter(row["outcome"] for row in rows.values())
         try:
-            with Progress(f"collect {settings.policy}"[:22], len(missing), "episodes", shown=progress) as line:
+            with Progress(progress_label("collect", settings.policy), len(missing), "episodes", shown=progress) as line:
 
                 def save(episode: Trajectory) -> None:
                     if episode.tool_seconds:

@@ -230,8 +230,7 @@ class Quickstart:
 
             def show(step: int, metrics: dict[str, float]) -> None:
                 curve.append(metrics["success/mean"])
-                recent = mean(curve[-5:])
-                progress.advance(1, f"success {percent(recent)} {sparkline(curve, 8)}".rstrip())
+                progress.advance(1, f"success {percent(curve[-1])} {sparkline(curve, 8)}".rstrip())
 
             settings = RunSettings(
                 plan.total_training_steps, val_before_train=False, save_on_stop=False, keep_best=True,
@@ -349,15 +348,18 @@ def listed(levels: Iterable[int]) -> str:
 
 
 def table(results: dict[str, EvalResult], by_level: Mapping[str, Mapping[int, float]]) -> str:
-    """Success of every policy with its 95 % interval, and on the problems of each number of steps."""
+    """Success of every policy with its 95 % interval, and on the problems of each level; for four, under 80 columns."""
     levels = sorted({level for rates in by_level.values() for level in rates})
-    heads = " ".join(f"{f'level {level}':>7}" for level in levels)
-    lines = [f"{'policy':<6} {'success':>7}  {'95 % interval':<16} {'n':>3}  {heads}  {'turns':>5}  {'unusable':>8}"]
+    titles = [f"level {level}" if level == levels[0] else str(level) for level in levels]
+    widths = [max(len(title), len(percent(1.0, digits=0))) for title in titles]
+    heads = " ".join(f"{title:>{width}}" for title, width in zip(titles, widths, strict=True))
+    lines = [f"{'policy':<6} {'success':>7} {'95 % interval':<13} {'n':>3}  {heads}  {'turns':>5}  {'unusable':>8}"]
     for name, result in results.items():
         interval, metrics = result.interval(LEVEL), result.metrics()
-        rates = " ".join(f"{percent(by_level[name][level]):>7}" for level in levels)
+        shares = [percent(by_level[name][level], digits=0) for level in levels]
+        rates = " ".join(f"{share:>{width}}" for share, width in zip(shares, widths, strict=True))
         lines.append(
-            f"{name:<6} {percent(result.success_rate):>7}  {percent_interval(interval.low, interval.high):<16} "
+            f"{name:<6} {percent(result.success_rate):>7} {percent_interval(interval.low, interval.high):<13} "
             f"{len(result.scored):>3}  {rates}  {metrics['mean_turns'] or 0:>5.2f}  "
             f"{percent(metrics['invalid_reply_rate'] or 0):>8}"
         )

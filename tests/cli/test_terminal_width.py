@@ -11,6 +11,9 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import COMMANDS
+from practicum.evaluation.result import AttemptResult, EvalResult
+from practicum.quickstart import LEVELS, default_plan, table
+from practicum.trajectory import Outcome
 from tests.cli.terminal import MARK, RUNNER, environment, in_terminal, screen_lines
 
 HELP = [["--help"], *([name, "--help"] for name in COMMANDS)]
@@ -105,14 +108,28 @@ def test_the_commands_did_what_they_were_asked(output: bytes, folder: Path) -> N
 def test_without_colour_and_in_a_pipe_there_are_no_escapes(output: bytes, folder: Path) -> None:
     """Of commands that end quickly, now that the others have run."""
     again = [command for command in MAIN if command[0] in QUICK]
-    data = in_terminal(again, folder, NO_COLOR="1")
+    data = in_terminal(again, folder, NO_COLOR="1", PYTHONIOENCODING="ascii")
     assert not COLOUR.search(data)
+    assert data.isascii()
+    assert data.count(MARK.encode()) == len(again)  # none ended because a character could not be encoded
     done = subprocess.run(
         [sys.executable, "-c", RUNNER, json.dumps([*again, *HELP]), MARK],
         cwd=folder, capture_output=True, env=environment({}),
     )  # fmt: skip
     assert b"\x1b" not in done.stdout + done.stderr
     assert done.stdout.count(MARK.encode()) == len(again) + len(HELP)
+
+
+def test_the_table_of_the_quickstart_fits_80_columns_at_its_widest() -> None:
+    """The table of the default plan: all of its levels, and rates of 100.0 %."""
+    panel = default_plan(0).panel
+    attempts = tuple(AttemptResult(str(i), str(i), 0, Outcome.SUCCESS, 1.0, 12, 99, 12) for i in range(panel))
+    result = EvalResult("base", "math", "panel", panel, 1, attempts)
+    lines = table({"base": result}, {"base": dict.fromkeys(LEVELS, 1.0)}).splitlines()
+    assert lines[0].split()[0] == "policy"
+    assert " ".join(["level", *map(str, LEVELS)]) in " ".join(lines[0].split())
+    assert lines[1].count("100 %") == len(LEVELS)
+    assert [line for line in lines if len(line) > 80] == []
 
 
 @pytest.mark.slow

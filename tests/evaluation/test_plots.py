@@ -76,6 +76,24 @@ def test_a_picture_shows_its_numbers(make_result: Make, tmp_path: Path) -> None:
     assert heights[5] - heights[10] > 50
 
 
+def test_steps_of_sft_and_rl_have_axes_of_their_own(make_result: Make, tmp_path: Path) -> None:
+    validation = {"val/success/mean": 0.5, "val/success/low": 0.4, "val/success/high": 0.6}
+    entries = []
+    for name, more in (("sft", {}), ("rl", {"reward/mean": 0.5})):
+        (tmp_path / name).mkdir()
+        rows = "".join(json.dumps({"step": n, **validation, **more}) + "\n" for n in range(5))
+        (tmp_path / name / "metrics.jsonl").write_text(rows)
+        result = make_result(name, [1, 0] * 5, panel="p", settings={"run": str(tmp_path / name)})
+        entries.append(PolicyResults(name, {"p": result}))
+    curves = draw(compare_policies(entries), tmp_path / "both")[-1].with_suffix(".svg").read_text()
+    assert curves.count('id="axes_') == 2
+    assert "training step, supervised fine-tuning" in curves
+    assert "training step, reinforcement learning" in curves
+    (tmp_path / "sft" / "metrics.jsonl").unlink()
+    curves = draw(compare_policies(entries), tmp_path / "one")[-1].with_suffix(".svg").read_text()
+    assert curves.count('id="axes_') == 1
+
+
 @pytest.mark.filterwarnings("error")
 def test_a_run_without_rewards_has_no_curve(make_result: Make, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 0.5}\n')

@@ -146,7 +146,7 @@ def test_the_command_lists_what_it_could_not_read(
     out = tmp_path / "out.html"
     assert main(["report", str(tmp_path / "a"), "-o", str(out)]) == 0
     said = capsys.readouterr().out
-    assert "1 runs, 1 episodes" in said
+    assert "1 run, 1 episode, " in said
     assert f"… and {len(damaged) - 5} more" in said
     assert data_of(out.read_bytes())["runs"][0]["unreadable_count"] == len(damaged)
 
@@ -175,7 +175,7 @@ def test_without_a_run_the_report_is_of_the_folder_runs(
     (tmp_path / "runs" / "first").mkdir(parents=True)
     (tmp_path / "runs" / "first" / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
     assert main(["report"]) == 0
-    assert "1 runs" in capsys.readouterr().out
+    assert "1 run, " in capsys.readouterr().out
     assert (tmp_path / "report.html").is_file()
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from practicum.cli.main import main
-from practicum.training.monitor.loggers import console_line, validation_lines
-from practicum.utils.tables import WIDTH, number, p_text, percent, shortened, table
-from practicum.utils.terminal import Progress, sparkline, text_width, use_colour, wrap
+from practicum.training.monitor.loggers import console_line, validation_sentence
+from practicum.utils.tables import WIDTH, number, p_text, percent, progress_label, shortened, table
+from practicum.utils.terminal import Progress, print_whatever_the_encoding, sparkline, text_width, use_colour, wrap
 
 
 class Terminal(io.StringIO):
@@ -81,6 +81,12 @@ def test_control_characters_are_escaped_and_markup_is_not_interpreted() -> None:
     assert "[bold]x[/bold] :smile:" in text
 
 
+def test_a_progress_line_names_the_end_of_a_path() -> None:
+    labels = [progress_label("eval", f"runs/quickstart-0/{stage}") for stage in ("sft", "rl")]
+    assert labels == ["eval …quickstart-0/sft", "eval …/quickstart-0/rl"]
+    assert progress_label("collect", "expert") == "collect expert"
+
+
 def test_numbers() -> None:
     assert (percent(0.1234), percent(0.05, True), percent(None), percent(math.nan)) == ("12.3 %", "+5.0 %", "–", "–")
     assert (number(1.23456), number(-12.345, True), number(123456.0), number(None)) == (
@@ -97,6 +103,15 @@ def test_prose_is_wrapped_between_words_at_the_width_of_the_terminal(monkeypatch
     assert "x" * 70 in "".join(lines)
     assert max(len(line) for line in lines if "x" * 70 not in line) <= 60
     assert all(line.startswith("  ") for line in lines[1:])
+
+
+def test_an_interval_and_a_share_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = make_terminal(monkeypatch)
+    for room in range(40, 60):
+        lines = wrap("x" * room + " 85.0 % [71.7, 93.5] of all", stream)
+        assert " ".join(lines).endswith("85.0 % [71.7, 93.5] of all")
+        assert [line for line in lines if line.endswith(("85.0", "[71.7,"))] == []
+        assert max(map(len, lines)) <= 60
 
 
 def test_a_line_of_a_training_step_fits_the_terminal() -> None:
@@ -135,8 +150,23 @@ def usage_of(command: str) -> str:
 def test_a_run_ends_with_its_validations(tmp_path: Path) -> None:
     rows = [{"step": step, "val/success/mean": value} for step, value in ((0, 0.1), (5, 0.6), (10, 0.5))]
     (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, {"step": 11}]))
-    text = " ".join(validation_lines(tmp_path))
+    text = validation_sentence(tmp_path)
+    assert "\n" not in text  # a pipe gets one line
     assert "10.0 % at step 0, best 60.0 % at step 5, last 50.0 % at step 10" in text
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_any_text_is_printed_whatever_the_encoding(encoding: str) -> None:
+    data = io.BytesIO()
+    stream = io.TextIOWrapper(data, encoding=encoding)
+    print_whatever_the_encoding(stream)
+    stream.write("62.5 – 70.0 % ± 1 → Δ ⟦好⟧ ▁█ \ud83d\n")
+    stream.flush()
+    text = data.getvalue().decode(encoding)
+    assert len(text) == len("62.5 – 70.0 % ± 1 → Δ ⟦好⟧ ▁█ x\n")  # columns stay aligned
+    expected = {"ascii": "62.5 - 70.0 % ~ 1 > d [?] .@ ?\n", "latin-1": "62.5 - 70.0 % ± 1 > d [?] .@ ?\n",
+                "utf-8": "62.5 – 70.0 % ± 1 → Δ ⟦好⟧ ▁█ ?\n"}  # fmt: skip
+    assert text == expected[encoding]
 
 
 def test_a_sparkline_spans_its_own_values() -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
-from practicum.utils.terminal import fit, wrap
+from practicum.utils.terminal import fit, print_whatever_the_encoding, wrap
 
 COMMANDS = {
     "quickstart": "SFT and RL of the built-in tiny model on two CPU cores, evaluated, in minutes",
@@ -57,6 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     os.environ.setdefault("GOMP_SPINCOUNT", "0")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    print_whatever_the_encoding(sys.stdout, sys.stderr)
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
             print(usage(), flush=True)

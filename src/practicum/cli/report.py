@@ -42,10 +42,11 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--out {args.out} is a folder; give the name of a file.")
 
     from practicum.report.document import write_report
+    from practicum.utils.tables import counted
 
     views, num_bytes = write_report(args.runs, args.out, int(args.episodes_mb * (1 << 20)), environments=args.env)
     num_episodes = sum(len(view.index.rows) for view in views)
-    print(f"{args.out}: {len(views)} runs, {num_episodes} episodes, {num_bytes / 1e6:.1f} MB")
+    print(f"{args.out}: {counted(len(views), 'run')}, {counted(num_episodes, 'episode')}, {num_bytes / 1e6:.1f} MB")
     for view in views:
         for entry in view.index.unreadable[:MAX_UNREADABLE_SHOWN]:
             print(f"  not readable: {view.run.folder / entry.path}: {entry.reason}")

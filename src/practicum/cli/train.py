@@ -93,10 +93,10 @@ def run(argv: list[str]) -> int:
 
 def print_validations(folder: Path) -> None:
     """Print the first, the best and the last validation of a run, and whether the last differs from the first."""
-    from practicum.training.monitor.loggers import validation_lines
+    from practicum.training.monitor.loggers import validation_sentence
     from practicum.training.validation_results import compare_first_and_last
-    from practicum.utils.terminal import wrap
+    from practicum.utils.terminal import fit
 
     change = compare_first_and_last(folder)
-    for line in [*validation_lines(folder), *(wrap(change.sentence, sys.stdout, "    ") if change else [])]:
-        print(line)
+    for line in filter(None, [validation_sentence(folder), change.sentence if change else ""]):
+        print(fit(line, sys.stdout))

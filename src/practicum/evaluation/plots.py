@@ -150,25 +150,42 @@ def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | N
     curves = {name: rows for name, file in runs.items() if (rows := [r for r in read_curve(file) if shown & r.keys()])}
     if not curves:
         return None
-    with _figure(path, (TWO_COLUMNS_INCHES, 3.0)) as axes:
-        for index, (name, rows) in enumerate(curves.items()):
-            colour = COLOURS[(index + 1) % len(COLOURS)]
-            trained = [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row]
-            if trained:
-                steps, values = zip(*trained, strict=True)
-                axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=3)
-                axes.plot(steps, smooth(values, 5), color=colour, linewidth=1.6, label=shortened(name, 32))
-            checked = [row for row in rows if "val/success/mean" in row]
-            if checked:
-                val_steps, means = [row["step"] for row in checked], [row["val/success/mean"] for row in checked]
-                below = [max(0.0, row["val/success/mean"] - row["val/success/low"]) for row in checked]
-                above = [max(0.0, row["val/success/high"] - row["val/success/mean"]) for row in checked]
-                axes.errorbar(val_steps, means, [below, above], fmt="s--", color=colour, markersize=3, linewidth=0.8,
-                              capsize=2, label=f"{shortened(name, 24)}, validation")  # fmt: skip
-        axes.set_xlabel("training step")
-        axes.set_ylabel("mean reward (mean of 5 steps)")
-        axes.legend(fontsize=8)
+    # A step of SFT is no step of RL: each has axes of its own.
+    practised = {name for name, rows in curves.items() if any("reward/mean" in row for row in rows)}
+    stages = [
+        ("supervised fine-tuning", "success", [name for name in curves if name not in practised]),
+        ("reinforcement learning", "mean reward (mean of 5 steps)", [name for name in curves if name in practised]),
+    ]
+    stages = [stage for stage in stages if stage[2]]  # fmt: skip
+    colours = {name: COLOURS[(index + 1) % len(COLOURS)] for index, name in enumerate(curves)}
+    with _figure(path, (TWO_COLUMNS_INCHES, 3.0)) as first:
+        figure = first.figure
+        first.remove()
+        for axes, (title, quantity, names) in zip(
+            figure.subplots(1, len(stages), squeeze=False)[0], stages, strict=True
+        ):
+            for name in names:
+                _draw_curve(axes, name, curves[name], colours[name])
+            axes.set_xlabel(f"training step, {title}")
+            axes.set_ylabel(quantity)
+            axes.legend(fontsize=8)
     return path
+
+
+def _draw_curve(axes: Any, name: str, rows: list[dict[str, float]], colour: str) -> None:
+    """Draw a run's reward and its validations with their intervals."""
+    trained = [(row["step"], row["reward/mean"]) for row in rows if "reward/mean" in row]
+    if trained:
+        steps, values = zip(*trained, strict=True)
+        axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=3)
+        axes.plot(steps, smooth(values, 5), color=colour, linewidth=1.6, label=shortened(name, 32))
+    checked = [row for row in rows if "val/success/mean" in row]
+    if checked:
+        val_steps, means = [row["step"] for row in checked], [row["val/success/mean"] for row in checked]
+        below = [max(0.0, row["val/success/mean"] - row["val/success/low"]) for row in checked]
+        above = [max(0.0, row["val/success/high"] - row["val/success/mean"]) for row in checked]
+        axes.errorbar(val_steps, means, [below, above], fmt="s--", color=colour, markersize=3, linewidth=0.8,
+                      capsize=2, label=f"{shortened(name, 24)}, validation")  # fmt: skip
 
 
 def read_curve(path: Path) -> list[dict[str, float]]:

@@ -23,9 +23,8 @@ from practicum.evaluation.settings import EvalSettings
 from practicum.rollout_settings import policy_identity
 from practicum.trajectory import Trajectory
 from practicum.utils.concurrency import run_async
+from practicum.utils.tables import progress_label
 from practicum.utils.terminal import Progress
-
-MAX_LABEL_CHARACTERS = 22
 
 
 class EvalRunner:
@@ -100,8 +99,7 @@ class EvalRunner:
         if self.log.collection is not None:
             provenance["collect"] = self.log.collection.hash
         try:
-            label = f"eval {self.log.policy}"[:MAX_LABEL_CHARACTERS]
-            with Progress(label, len(missing), "episodes", shown=progress) as line:
+            with Progress(progress_label("eval", self.log.policy), len(missing), "episodes", shown=progress) as line:
 
                 def on_done(episode: Trajectory) -> None:
                     self.log.record(episode)

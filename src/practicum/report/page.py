@@ -22,6 +22,7 @@ SCRIPTS = (
     "failures.js",
     "health.js",
     "differences.js",
+    "glance.js",
     "overview.js",
     "list.js",
     "episode.js",

@@ -11,6 +11,7 @@ from practicum.utils.terminal import PLAIN_WIDTH, printable, text_width, use_col
 
 WIDTH = PLAIN_WIDTH
 MIN_FIRST_COLUMN = 8
+MAX_LABEL_CHARACTERS = 22
 
 
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], rule: str = "-") -> str:
@@ -57,6 +58,11 @@ def shortened(text: str, width: int) -> str:
     return "…" + end
 
 
+def progress_label(command: str, policy: str) -> str:
+    """The label of a progress line: of a long path its end, in which policies differ."""
+    return f"{command} {shortened(policy, MAX_LABEL_CHARACTERS - len(command) - 1)}"
+
+
 def percent(value: float | None, signed: bool = False, digits: int = 1) -> str:
     """A share as "83.2 %", the one spelling in every output; a dash for None and NaN."""
     if value is None or math.isnan(value):
@@ -67,6 +73,11 @@ def percent(value: float | None, signed: bool = False, digits: int = 1) -> str:
 def percent_interval(low: float | None, high: float | None) -> str:
     """Two shares as "[79.4, 86.7]", written after a `percent`."""
     return f"[{percent(low).removesuffix(' %')}, {percent(high).removesuffix(' %')}]"
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: "1 run", "2 runs"."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def number(value: float | None, signed: bool = False) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import math
 import os
 import re
@@ -39,6 +41,25 @@ def _escape(code: int) -> str:
 def printable(text: str) -> str:
     """A text with characters escaped that control a terminal, cannot be seen or cannot be encoded."""
     return escape_invisible(text).encode("utf-8", "backslashreplace").decode()
+
+
+ASCII = dict(zip("–—−·…×±Δ→≤≥⟦⟧‘’“”─═━╸╺│" + BARS, "---..x~d><>[]''\"\"-===-|.:-=+*#@", strict=True))
+"""What stands for a character where the encoding is not UTF-8: one column each, so that tables stay aligned."""
+REPLACE_UNENCODABLE = "practicum.ascii"
+
+
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(ASCII.get(character, "?") for character in error.object[error.start : error.end]), error.end
+
+
+def print_whatever_the_encoding(*streams: TextIO) -> None:
+    """Replace characters that a stream cannot encode, so that no training ends because of a dash on a progress line."""
+    codecs.register_error(REPLACE_UNENCODABLE, _replace_unencodable)
+    for stream in streams:
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=REPLACE_UNENCODABLE)
 
 
 def duration(seconds: float) -> str:
@@ -187,8 +208,15 @@ def fit(text: str, stream: TextIO, indent: str = "    ") -> str:
     return "\n".join("\n".join(wrap(line, stream, indent)) for line in text.split("\n"))
 
 
+UNBREAKABLE = re.compile(r"\[[^\[\]\s]+, [^\[\]\s]+\]|\d %")
+"""An interval or a share, which is read as one word."""
+NO_BREAK_SPACE = "\u00a0"
+
+
 def wrap(text: str, stream: TextIO, indent: str = "") -> list[str]:
     """The lines of a text that fit the stream's width, broken between words; those after the first are indented."""
-    return textwrap.wrap(
-        text, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    whole = UNBREAKABLE.sub(lambda match: match[0].replace(" ", NO_BREAK_SPACE), text)
+    lines = textwrap.wrap(
+        whole, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
+    return [line.replace(NO_BREAK_SPACE, " ") for line in lines]

@@ -191,7 +191,7 @@ def test_a_row_of_failures_or_tools_opens_exactly_the_episodes_that_it_counts(br
     with Watched(browser) as watched:
         page = watched.page
         page.goto(two_runs.as_uri())
-        assert page.locator("#failures-of").locator("option:checked").inner_text() == "beta · rl/examination"
+        assert page.locator("#failures-of").locator("option:checked").inner_text() == "beta · rl"
         tables = [(cause, f"#{name}") for cause in ("kind", "error", "last", "tool") for name in ("clusters", "tools")]
         for cause, table in tables:
             page.locator(f"[data-cause={cause}]").click()

@@ -322,21 +322,3 @@ function stack(lines) {
     line.shareOf = (point) => point[3] - point[2];
   }
 }
-
-// A difference with its interval against zero.
-function forest(change) {
-  const reach = Math.max(Math.abs(change.low ?? 0), Math.abs(change.high ?? 0), Math.abs(change.difference), 0.02) * 1.15;
-  const X = (value) => 10 + (value + reach) / (2 * reach) * 480;
-  const node = svg('svg', {class: 'forest', viewBox: '0 0 500 44', role: 'img', 'aria-label': 'difference with its interval'});
-  const label = change.rate ? (value) => (value > 0 ? '+' : '') + inPercent(value) : (value) => signed(value);
-  node.append(svg('line', {class: 'zero', x1: X(0), x2: X(0), y1: 4, y2: 28}), svg('text', {x: X(0), y: 40, 'text-anchor': 'middle'}, '0'));
-  if (isNumber(change.low) && isNumber(change.high)) {
-    node.append(svg('line', {class: 'range', x1: X(change.low), x2: X(change.high), y1: 16, y2: 16}));
-    for (const [end, anchor] of [[change.low, 'end'], [change.high, 'start']]) {
-      const at = Math.max(34, Math.min(466, X(end)));
-      if (Math.abs(at - X(0)) > 30) node.append(svg('text', {x: at, y: 40, 'text-anchor': anchor}, label(end)));
-    }
-  }
-  node.append(svg('circle', {cx: X(change.difference), cy: 16, r: 5}));
-  return node;
-}

@@ -8,7 +8,7 @@ function cohortsShown() {
   for (const row of allRows()) {
     const step = stepOf(row), title = step === null ? '' : ` · step ${step}`;
     const name = row.run + '\u0000' + row.part + title;
-    if (!found.has(name)) found.set(name, {name, label: runOf(row.run).name + (row.part ? ' · ' + row.part : '') + title, run: row.run, part: row.part, step, rows: []});
+    if (!found.has(name)) found.set(name, {name, label: runAndPart(row.run, row.part) + title, run: row.run, part: row.part, step, rows: []});
     found.get(name).rows.push(row);
   }
   // Parts of a run in the order of their stages, which its table has.
@@ -25,7 +25,7 @@ function comparePage() {
   if (!cohorts.some((one) => one.name === versus.b) || versus.b === versus.a) versus.b = both.find((name) => name !== versus.a);
   const table = el('div', {});
   const pick = (name, label) => {
-    const select = el('select', {'aria-label': label, id: 'compare-' + name}, cohorts.map((one) => el('option', {value: one.name}, one.label)));
+    const select = el('select', {'aria-label': label, id: 'compare-' + name}, cohorts.map((one) => el('option', {value: one.name}, shortLabel(one.label))));
     select.value = versus[name];
     select.addEventListener('change', () => { versus[name] = select.value; remember(); fill(); });
     return select;
@@ -36,14 +36,14 @@ function comparePage() {
   return page;
 }
 
-// The two that share most tasks, in their order.
+// The two that share most tasks, in their order; of several such pairs the last, which is the last stage and the one before.
 function firstPair(cohorts) {
   let best = [cohorts[0].name, cohorts[1].name], most = -1;
   const sets = cohorts.slice(0, 12).map((one) => new Set(one.rows.map((row) => row.hash)));
   for (let i = 0; i < sets.length; i += 1) for (let j = i + 1; j < sets.length; j += 1) {
     let count = cohorts[i].run !== cohorts[j].run ? 0.5 : 0;
     for (const hash of sets[i]) if (sets[j].has(hash)) count += 1;
-    if (count >= 1 && count > most) { most = count; best = [cohorts[i].name, cohorts[j].name]; }
+    if (count >= 1 && count >= most) { most = count; best = [cohorts[i].name, cohorts[j].name]; }
   }
   return best;
 }
@@ -63,11 +63,12 @@ const isKind = (row, kind) => kind === 'all' || (kind === 'differ' ? Math.abs(ro
 
 // How many tasks each of the two solved, the other, both or neither; a number lists its tasks.
 function solvedTable(a, b, rows, fill) {
+  const [first, second] = [a, b].map((one) => shortLabel(one.label));
   const pick = (kind) => el('button', {type: 'button', class: 'small-button', 'data-tasks': kind, 'aria-pressed': String(versus.tasks === kind), on: {click: () => { versus.tasks = kind; remember(); fill(); }}},
     el('b', {}, String(rows.filter((row) => isKind(row, kind)).length)), ` ${KINDS[kind]}`);
   const line = (title, kinds) => el('tr', {}, el('th', {scope: 'row'}, title), kinds.map((kind) => el('td', {}, pick(kind))));
-  return el('div', {class: 'solved'}, el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'solved'}, el('thead', {}, el('tr', {}, el('td', {}), el('th', {}, `${b.label} solves it`), el('th', {}, `${b.label} does not`))),
-    el('tbody', {}, line(`${a.label} solves it`, ['both', 'lost']), line(`${a.label} does not`, ['gained', 'neither'])))),
+  return el('div', {class: 'solved'}, el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'solved'}, el('thead', {}, el('tr', {}, el('td', {}), el('th', {}, `${second} solves it`), el('th', {}, `${second} does not`))),
+    el('tbody', {}, line(`${first} solves it`, ['both', 'lost']), line(`${first} does not`, ['gained', 'neither'])))),
   el('p', {class: 'group'}, pick('differ'), pick('all')));
 }
 
@@ -82,7 +83,7 @@ function taskTable(a, b, fill) {
   if (!shared.length) return [el('p', {class: 'card note'}, 'They have no task in common.')];
   const open = (row) => side(row.a.length + row.b.length <= 2 ? [...row.a, ...row.b] : [...row.a.slice(0, 4), ...row.b.slice(0, 4)]);
   return [el('p', {class: 'soft small'}, `${plural(shared.length, 'shared task')}; the second got more reward on ${better}, less on ${worse}. A row opens both side by side.`), solvedTable(a, b, rows, fill),
-    el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tasks'}, el('thead', {}, el('tr', {}, el('th', {}, 'Task'), el('th', {}, 'Question'), el('th', {}, a.label), el('th', {}, b.label), el('th', {class: 'n'}, 'Difference'))),
+    el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'tasks'}, el('thead', {}, el('tr', {}, el('th', {}, 'Task'), el('th', {class: 'question'}, 'Question'), el('th', {}, shortLabel(a.label)), el('th', {}, shortLabel(b.label)), el('th', {class: 'n'}, 'Difference'))),
       el('tbody', {}, wanted.slice(0, 300).map((row) => el('tr', {class: 'link', tabindex: '0', on: {click: () => open(row), keydown: (event) => { if (event.key === 'Enter') open(row); }}},
         el('td', {}, row.a[0].task), el('td', {class: 'question soft small'}, row.a[0].question || ''), el('td', {}, dots(row.a)), el('td', {}, dots(row.b)), el('td', {class: 'n'}, signed(row.apart))))))),
     wanted.length > 300 ? el('p', {class: 'faint small'}, `The first 300 of ${wanted.length}.`) : null].filter(Boolean);
@@ -138,7 +139,7 @@ function sidePage(rows) {
     const folded = samePrompt(found);
     prompt.replaceChildren(...(folded ? [el('details', {id: 'common-prompt'}, el('summary', {class: 'small'}, 'The prompt, the same in all'), found[0].turns[0].messages.map(messageNode))] : []));
     columns.replaceChildren(...aligned(rows, rows.map((row, place) => [
-      el('div', {class: 'card column-head'}, el('div', {class: 'episode-head'}, el('a', {href: `#/episode/${row.run}/${row.number}`}, el('span', {class: 'dot ' + colourOf(row.run)}), `${runOf(row.run).name}${row.part ? ' · ' + row.part : ''}`), badge(row.outcome)),
+      el('div', {class: 'card column-head'}, el('div', {class: 'episode-head'}, el('a', {href: `#/episode/${row.run}/${row.number}`}, el('span', {class: 'dot ' + colourOf(row.run)}), runAndPart(row.run, row.part)), badge(row.outcome)),
         el('div', {class: 'facts'}, fact('attempt', row.attempt), fact('reward', figure(row.reward)), advantageOf(row) === null ? null : fact('advantage', signed(advantageOf(row))), fact('turns', row.turns), row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)))),
       ...(found[place] ? turnsOf(besideOthers(found, place, folded), row) : [el('p', {class: 'faint'}, 'Opening …')])])));
   };

@@ -35,21 +35,26 @@ function lastResult(run) {
 const lengthText = (run) => run.curves.map((curve) => `${curve.name ? curve.name + ' ' : ''}${curve.step}`).join(', ');
 
 const MAX_DIFFERING_RUNS = 8, MAX_DIFFERING_KEYS = 60;
-function differencesSection() {
-  const runs = shownRuns().slice(0, MAX_DIFFERING_RUNS);
-  if (runs.length < 2) return null;
-  const configs = runs.map(keysOf), configured = configs.some((config) => config.size);
+// Of the runs that keep a configuration or a version: plain episodes say nothing about either, and their results are above.
+function differencesOf() {
+  const kept = shownRuns().map((run) => [run, keysOf(run)]).filter(([run, config]) => config.size || (run.versions || []).length);
+  const shown = kept.slice(0, MAX_DIFFERING_RUNS), runs = shown.map(([run]) => run), configs = shown.map(([, config]) => config);
   const facts = [['last success', lastResult], ['steps', lengthText], ...VERSION_ROWS.map(([name, form]) => [name, (run) => versionText(run, form)])].map(([name, form]) => [name, runs.map(form)]);
   const keys = [...new Set(configs.flatMap((config) => [...config.keys()]))].map((name) => [name, configs.map((config) => config.get(name) ?? '')]);
   const differ = ([, values]) => new Set(values).size > 1;
   const keysDiffer = ([, values]) => new Set(values.filter((value, place) => configs[place].size)).size > 1; // a run without a configuration says nothing about its keys
-  if (!configured && !runs.some((run) => (run.versions || []).length)) return null; // plain episodes: the results say it all
-  const differing = keys.filter(keysDiffer), told = [...facts.filter(differ), ...differing.slice(0, MAX_DIFFERING_KEYS)];
-  const same = facts.filter((one) => !differ(one) && one[1][0] && one[0] !== 'last success').map(([name, values]) => `${name} ${values[0]}`);
-  const count = configured ? (differing.length ? `${plural(differing.length, 'key')} of the configuration ${differing.length === 1 ? 'differs' : 'differ'}` : 'All keys of the configuration have the same values') : 'No configuration is kept';
+  return {runs, left: kept.length - runs.length, configured: configs.filter((config) => config.size).length, facts: facts.filter(differ), same: facts.filter((one) => !differ(one) && one[1][0] && one[0] !== 'last success'), keys: keys.filter(keysDiffer)};
+}
+function differencesSection() {
+  const {runs, left, configured, facts, same, keys} = differencesOf();
+  if (runs.length < 2) return null;
+  const told = [...facts, ...keys.slice(0, MAX_DIFFERING_KEYS)];
+  const count = configured < 2 ? (configured ? 'Only one of these runs keeps its configuration' : 'No configuration is kept')
+    : keys.length ? `${plural(keys.length, 'key')} of the configuration ${keys.length === 1 ? 'differs' : 'differ'}` : 'All keys of the configuration have the same values';
+  const notes = [same.length ? `The same in all: ${same.map(([name, values]) => `${name} ${values[0]}`).join('; ')}.` : '', left ? `The first ${runs.length} of ${runs.length + left} runs.` : ''].filter(Boolean).map((text) => ' ' + text).join('');
   return el('section', {'aria-label': 'What differs between the runs', id: 'differences'}, el('div', {class: 'section-head'}, el('h2', {}, 'What differs between the runs'),
-    el('span', {class: 'soft small'}, `${count}.${same.length ? ` The same in all: ${same.join('; ')}.` : ''}`)),
+    el('span', {class: 'soft small'}, `${count}.${notes}`)),
     told.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {id: 'config-differences'}, el('thead', {}, el('tr', {}, el('td', {}), runs.map((run) => el('th', {}, el('span', {class: 'dot ' + colourOf(run.key)}), run.name)))),
-      el('tbody', {}, told.map(([name, values], place) => el('tr', {}, el('th', {scope: 'row', class: place < told.length - Math.min(differing.length, MAX_DIFFERING_KEYS) ? '' : 'mono'}, name), values.map((value) => el('td', {}, value || '–'))))))) : null,
-    differing.length > MAX_DIFFERING_KEYS ? el('p', {class: 'soft small'}, `… and ${differing.length - MAX_DIFFERING_KEYS} more keys.`) : null);
+      el('tbody', {}, told.map(([name, values], place) => el('tr', {}, el('th', {scope: 'row', class: place < facts.length ? '' : 'mono'}, name), values.map((value) => el('td', {}, value || '–'))))))) : null,
+    keys.length > MAX_DIFFERING_KEYS ? el('p', {class: 'soft small'}, `… and ${keys.length - MAX_DIFFERING_KEYS} more keys.`) : null);
 }

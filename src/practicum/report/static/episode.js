@@ -52,12 +52,12 @@ function episodePane(row) {
     el('div', {class: 'episode-head'}, el('h2', {}, row.task), badge(row.outcome)),
     el('div', {class: 'facts'}, fact('reward', figure(row.reward)), advantage === null ? null : fact(isNumber(row.credit) ? 'advantage' : 'advantage (computed here)', signed(advantage)), fact('turns', row.turns), fact('sampled tokens', row.tokens),
       row.logprob === null ? null : fact('mean log-prob', figure(row.logprob)), row.invalid ? fact('unusable replies', row.invalid) : null,
-      el('span', {}, el('span', {class: 'dot ' + colourOf(row.run)}), runOf(row.run).name, row.part ? ' · ' + row.part : '', row.step !== null ? ` · step ${row.step}` : '')),
+      el('span', {}, el('span', {class: 'dot ' + colourOf(row.run)}), runAndPart(row.run, row.part), row.step !== null ? ` · step ${row.step}` : '')),
     group.length > 1 ? el('div', {class: 'group'}, el('span', {class: 'soft small'}, `Its group of ${group.length}:`), group.slice(0, 32).map((one) => el('button', {type: 'button', class: 'chip ' + one.outcome,
       'aria-current': one === row, title: `attempt ${one.attempt}, ${one.outcome}`, on: {click: () => { go(`episode/${one.run}/${one.number}`); }}}, figure(one.reward))),
       el('button', {type: 'button', class: 'small-button', id: 'group-side', on: {click: () => side(group)}}, 'Side by side')) : null,
     others.length ? el('div', {class: 'group'}, el('span', {class: 'soft small'}, 'The same task elsewhere:'), others.slice(0, 12).map((one) => el('button', {type: 'button', class: 'chip ' + one.outcome, title: one.outcome,
-      on: {click: () => { go(`episode/${one.run}/${one.number}`); }}}, el('span', {class: 'dot ' + colourOf(one.run)}), `${runOf(one.run).name}${one.part ? ' · ' + one.part : ''} ${figure(one.reward)}`)),
+      on: {click: () => { go(`episode/${one.run}/${one.number}`); }}}, el('span', {class: 'dot ' + colourOf(one.run)}), `${runAndPart(one.run, one.part)} ${figure(one.reward)}`)),
       el('button', {type: 'button', class: 'small-button', id: 'task-side', on: {click: () => side([row, ...others])}}, 'Side by side')) : null,
     tools, body);
   const again = () => { tools.replaceChildren(...put(el('div', {}), controls(again, [row], [node.found])).childNodes); if (node.found) body.replaceChildren(...turnsOf(node.found, row)); };

@@ -17,7 +17,7 @@ const hasCause = (row, kind, cause) => (kind in CAUSES ? causeOf(row, kind) === 
 const NOT_SUCCESS = 'not success';
 const hasOutcome = (row, outcome) => (outcome === NOT_SUCCESS ? row.outcome !== 'success' : row.outcome === outcome);
 const MAX_CLUSTERS = 12, MAX_TOOL_ROWS = 20;
-const failures = {by: '', of: ''};
+const failures = {by: '', of: ''}; // what was chosen; '': nothing
 
 const opens = (wanted, kind) => ({class: 'link ' + (kind || ''), tabindex: '0', on: {click: () => openList(wanted), keydown: (event) => { if (event.key === 'Enter') openList(wanted); }}});
 const numbers = (...cells) => cells.map((value) => el('td', {class: 'n'}, typeof value === 'number' ? value.toLocaleString('en') : value));
@@ -73,7 +73,7 @@ function toolTable(rows, where, single) {
   const with_ = (test) => rows.filter(test).length, any = (row) => TOOL_FILTERS.calls[1](row, ANY_TOOL), failing = (row) => TOOL_FILTERS.fails[1](row, ANY_TOOL);
   const all = {name: ANY_TOOL, calls: sum('calls'), errors: sum('errors'), episodes: with_(any), failing: with_(failing), seconds: used.flatMap((one) => one.seconds).sort((a, b) => a - b)};
   const place = (one) => (one.run ? {run: one.run, part: one.part, step: one.step === null ? '' : String(one.step)} : where);
-  const title = (one) => (single || !one.run ? null : el('span', {class: 'faint small'}, ' ' + [state.runs.length > 1 ? runOf(one.run).name : '', one.part, one.step === null ? '' : `step ${one.step}`].filter(Boolean).join(' · ')));
+  const title = (one) => (single || !one.run ? null : el('span', {class: 'faint small'}, ' ' + [state.runs.length > 1 ? runOf(one.run).name : '', partName(one.part), one.step === null ? '' : `step ${one.step}`].filter(Boolean).join(' · ')));
   const line = (one, head) => el('tr', opens({...place(one), cause: `calls: ${one.name}`}, one.run ? '' : 'total'), el('td', {}, one.run ? el('span', {class: 'dot ' + colourOf(one.run)}) : null, head, title(one)), numbers(one.episodes, one.calls),
     el('td', {class: 'n'}, one.failing ? failingButton(one, place(one)) : '0'), numbers(percent(one.errors / one.calls)), timed ? [0.5, 0.95].map((share) => el('td', {class: 'n whole'}, latency(one.seconds, share))) : null);
   const titles = {Errors: 'Calls that failed, and in how many episodes', Median: 'Median time of a call', '95 %': '95 % of the calls took at most so long'};
@@ -87,26 +87,43 @@ function failingButton(one, where) {
   return el('button', {type: 'button', class: 'as-link', title: 'The episodes with these errors', on: {click: open, keydown: (event) => { if (event.key === 'Enter') { event.preventDefault(); open(event); } }}}, `${one.errors.toLocaleString('en')} in ${plural(one.failing, 'episode')}`);
 }
 
+// The episodes of the last stage, because what the first model could not do says little; without one, of the last validation.
+function lastCohort() {
+  const lines = shownLines(resultGroups()).find((group) => group.some((line) => line.part !== 'validation')), cohorts = cohortsShown();
+  if (lines) {
+    // A run of several stages before one of a single stage, which may be demonstrations.
+    const sequences = sequencesOf(lines), sequence = sequences.filter((one) => one.length > 1).pop() || sequences.pop(), last = sequence[sequence.length - 1];
+    const cohort = cohorts.find((one) => one.run === last.run && (one.part === last.part || !last.part));
+    return cohort ? {...cohort, stage: last.label} : null;
+  }
+  const validations = cohorts.filter((one) => one.step !== null);
+  const newest = validations.filter((one) => one.run === validations[validations.length - 1].run).sort((a, b) => a.step - b.step).pop();
+  return newest ? {...newest, stage: newest.label} : null;
+}
+// By the kind of task, where tasks have several; else by the errors, where most have one; else by the last action, which all episodes have.
+const severalKinds = () => new Set(allRows().map((row) => row.kind).filter(Boolean)).size > 1;
+function usualCause(rows) {
+  const failed = rows.filter((row) => row.outcome !== 'success');
+  return severalKinds() ? 'kind' : failed.filter((row) => row.error).length >= failed.length / 2 ? 'error' : 'last';
+}
+
 function failuresSection() {
   const all = allRows(), failed = all.some((row) => row.outcome !== 'success'), called = all.some((row) => Object.keys(row.tools || {}).length);
   if (!failed && !called) return null;
   const clusters = el('div', {}), tools = el('div', {});
-  // Of the last stage, unless another is chosen: what the first model could not do says little.
-  const cohorts = cohortsShown();
-  const rated = shownRuns().flatMap((run) => run.table).filter((line) => !line.kept && isNumber(line.success_rate) && line.part !== 'validation').pop();
-  const newest = rated ? cohorts.find((one) => one.run === rated.run && (one.part === rated.part || !rated.part) && one.rows.some((row) => row.outcome !== 'success')) : null;
-  if (!cohorts.some((one) => one.name === failures.of) && failures.of !== 'all') failures.of = newest ? newest.name : 'all';
+  // Of the last stage, unless it has no failure or another is chosen.
+  const cohorts = cohortsShown(), newest = lastCohort();
+  const usual = newest && newest.rows.some((row) => row.outcome !== 'success') ? newest.name : 'all';
+  const ofNow = () => (failures.of === 'all' || cohorts.some((one) => one.name === failures.of) ? failures.of : usual);
   const of = el('select', {id: 'failures-of', 'aria-label': 'Failures and tools of'}, el('option', {value: 'all'}, 'all episodes'), cohorts.map((one) => el('option', {value: one.name}, shortLabel(one.label))));
-  of.value = failures.of;
+  of.value = ofNow();
   of.addEventListener('change', () => { failures.of = of.value; fill(); });
-  // By the kind of task, where tasks have several; else by the errors, where most have one; else by the last action, which all episodes have.
-  const kinds = new Set(all.map((row) => row.kind).filter(Boolean)).size > 1;
-  const usual = (rows) => (kinds ? 'kind' : rows.filter((row) => row.error).length >= rows.length / 2 ? 'error' : 'last');
+  const kinds = severalKinds();
   const choice = el('span', {class: 'segmented', role: 'group', 'aria-label': 'Failures by'}, Object.entries(CAUSES).filter(([name]) => name !== 'kind' || kinds).map(([name, [title]]) => el('button', {type: 'button', 'data-cause': name, on: {click: () => { failures.by = name; fill(); }}}, title)));
   const fill = () => {
-    const chosen = cohorts.find((one) => one.name === failures.of), rows = chosen ? chosen.rows : all;
+    const chosen = cohorts.find((one) => one.name === ofNow()), rows = chosen ? chosen.rows : all;
     const where = chosen ? {run: chosen.run, part: chosen.part, step: chosen.step === null ? '' : String(chosen.step)} : {};
-    const by = failures.by || usual(rows.filter((row) => row.outcome !== 'success'));
+    const by = failures.by || usualCause(rows);
     for (const button of choice.children) button.setAttribute('aria-pressed', String(button.dataset.cause === by));
     clusters.replaceChildren(rows.some((row) => row.outcome !== 'success') ? clusterTable(rows, by, where) : el('p', {class: 'note'}, `All ${plural(rows.length, 'episode')} succeeded.`));
     tools.replaceChildren(rows.some((row) => Object.keys(row.tools || {}).length) ? toolTable(rows, where, Boolean(chosen)) : el('p', {class: 'note'}, 'No tool was called.'));

@@ -25,7 +25,7 @@ const COLUMNS = [
   ['Turns', 'value', (row) => row.turns, ['most turns first', 'fewest turns first']],
   ['Tools', 'tools-cell', toolsText],
   ['Outcome', 'outcome', (row) => badge(row.outcome)],
-  ['Run', 'where', (row) => [el('span', {class: 'dot ' + colourOf(row.run)}), `${[state.runs.length > 1 || !row.part ? runOf(row.run).name : '', row.part].filter(Boolean).join(' · ')}${row.step !== null ? ` · step ${row.step}` : ''}`]],
+  ['Run', 'where', (row) => [el('span', {class: 'dot ' + colourOf(row.run)}), `${state.runs.length > 1 || !partName(row.part) ? runAndPart(row.run, row.part) : partName(row.part)}${row.step !== null ? ` · step ${row.step}` : ''}`]],
 ];
 
 const NO_FILTER = {text: '', run: '', part: '', step: '', environment: '', outcome: '', cause: '', order: 'as played'};
@@ -79,7 +79,7 @@ class List {
     this.several = new Set(rows.map((row) => row.run + row.part)).size > 1; // else a column for the run says nothing
     const values = {
       run: shownRuns().map((run) => [run.key, run.name]),
-      part: distinct(rows, 'part').map((part) => [part || OWN, part || '(the run’s own folder)']),
+      part: distinct(rows, 'part').map((part) => [part || OWN, partName(part) || part || '(the run’s own folder)']),
       environment: distinct(rows, 'environment').map((name) => [name, name]),
       outcome: [...distinct(rows, 'outcome').map((name) => [name, name]), [NOT_SUCCESS, 'not successful']],
       order: Object.keys(ORDERS).map((name) => [name, name]),

@@ -215,7 +215,7 @@ function repaint() {
       for (const chart of made) if (chart.node.isConnected) { if (name === SHARE) chart.draw(); else fillCurve(chart, name); }
     }
   }
-  if (touched.has('events')) { const box = document.getElementById('events'); if (box) box.replaceChildren(eventList(linesOf())); }
+  if (touched.has('events')) { const box = document.getElementById('events'); if (box) box.replaceChildren(eventList(linesOf())); const seen = document.getElementById('glance'); if (seen) seen.replaceWith(glance()); }
   touched.clear();
 }
 

@@ -197,24 +197,28 @@ function tableSection() {
       ['Episodes', 'Success', 'Reward', 'Turns', 'Tokens', 'Unusable'].map((name) => el('th', {class: 'n'}, name)), el('th', {}, 'Outcomes'))), el('tbody', {}, body))));
 }
 
+// All differences on one axis from worse to better; a row opens its figures.
 function comparisonSection() {
-  if (!shownComparisons().length) return null;
+  const shown = shownComparisons();
+  if (!shown.length) return null;
+  const most = Math.max(...shown.filter((found) => found.changes.length).map(({changes: [{difference, low, high}]}) => Math.max(...[difference, low, high].filter(isNumber).map(Math.abs))), 0);
+  const reach = [0.05, 0.1, 0.25, 0.5].find((one) => most <= one) || 1;
   return el('section', {'aria-label': 'Comparison', id: 'comparison'}, el('div', {class: 'section-head'}, el('h2', {}, 'Comparison'),
-    el('span', {class: 'soft small'}, 'Paired, on the same tasks; several comparisons are corrected for (Holm).'), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
-    shownComparisons().map((found) => verdict(found)));
+    el('span', {class: 'soft small'}, 'Paired, on the same tasks; several comparisons are corrected for (Holm). A row opens all figures.'), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
+    el('div', {class: 'card'}, el('div', {class: 'verdict-head'}, el('span', {}), apartAxis(reach)), shown.map((found) => verdict(found, reach))));
 }
 
-function verdict(found) {
+function verdict(found, reach) {
   const rows = found.changes.map((change) => {
     const form = change.rate ? percent : figure;
-    const apart = change.rate ? (value) => (isNumber(value) ? (value > 0 ? '+' : '') + inPercent(value) : '–') : (value) => signed(value);
+    const apart = change.rate ? (value) => (isNumber(value) ? points(value) : '–') : (value) => signed(value);
     return el('tr', {}, el('td', {}, change.name), el('td', {class: 'n'}, form(change.baseline)), el('td', {class: 'n'}, form(change.trained)),
       el('td', {class: 'n'}, apart(change.difference), el('span', {class: 'range'}, ` [${apart(change.low)}, ${apart(change.high)}]`)), el('td', {class: 'n'}, figure(change.p, 2)));
   });
-  return el('div', {class: 'card verdict'}, el('p', {}, badge(found.verdict, found.verdict === 'no difference shown' ? '' : found.verdict), ' ', shortSentence(found.sentence)),
-    found.changes.length ? forest(found.changes[0]) : null, el('p', {class: 'soft small'}, found.outlook, ` Compared on ${found.basis}.`),
-    el('details', {}, el('summary', {class: 'small'}, 'All figures'), el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Figure'),
-      [shortLabel(found.baseline.label), shortLabel(found.trained.label), 'Difference [95 %]', 'p'].map((name) => el('th', {class: 'n'}, name)))), el('tbody', {}, rows)))));
+  return el('details', {class: 'verdict'}, el('summary', {}, el('span', {}, badge(found.verdict, found.verdict === 'no difference shown' ? '' : found.verdict), ' ', shortSentence(found.sentence)),
+    found.changes.length ? apartWhisker(found.changes[0], verdictKind(found), reach) : null), el('p', {class: 'soft small'}, found.outlook, ` Compared on ${found.basis}.`),
+    el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Figure'),
+      [shortLabel(found.baseline.label), shortLabel(found.trained.label), 'Difference [95 %]', 'p'].map((name) => el('th', {class: 'n'}, name)))), el('tbody', {}, rows))));
 }
 
 // The best episode of the first and of the last saved step of a training run, where its environment draws episodes.
@@ -253,7 +257,7 @@ function item(row) {
     el('span', {class: 'value'}, figure(row.reward)), el('span', {class: 'sub'}, row.question || ' '), el('span', {class: 'sub'}, subtitle(row)));
 }
 function subtitle(row) {
-  const words = [row.target || row.answer ? `${row.answer || '–'}${row.target ? ` (target ${row.target})` : ''}` : '', row.outcome, row.part, row.step !== null ? `step ${row.step}` : '', `attempt ${row.attempt}`, plural(row.turns, 'turn'), plural(row.tokens, 'token')];
+  const words = [row.target || row.answer ? `${row.answer || '–'}${row.target ? ` (target ${row.target})` : ''}` : '', row.outcome, partName(row.part), row.step !== null ? `step ${row.step}` : '', `attempt ${row.attempt}`, plural(row.turns, 'turn'), plural(row.tokens, 'token')];
   return words.filter(Boolean).join(' · ');
 }
 

@@ -17,6 +17,21 @@ function axis(top) {
   return node;
 }
 
+// A difference with its interval beside zero, on the axis of all differences.
+const apartAt = (value, reach) => shareAt((value / reach + 1) / 2, 1);
+function apartWhisker({difference, low, high}, kind, reach) {
+  const node = svg('svg', {class: 'whisker ' + kind, viewBox: `0 0 ${WIDE} 18`, role: 'img', 'aria-label': `difference ${points(difference)} points, interval ${points(low ?? difference)} to ${points(high ?? difference)}`});
+  for (const at of [-1, 0, 1]) node.append(svg('line', {class: at ? 'grid' : 'zero', x1: apartAt(at * reach, reach), x2: apartAt(at * reach, reach), y1: 0, y2: 18}));
+  if (isNumber(low) && isNumber(high)) node.append(svg('line', {class: 'range', x1: apartAt(low, reach), x2: apartAt(high, reach), y1: 9, y2: 9}));
+  node.append(svg('circle', {cx: apartAt(difference, reach), cy: 9, r: 4.5}));
+  return node;
+}
+function apartAxis(reach) {
+  const node = svg('svg', {class: 'whisker', viewBox: `0 0 ${WIDE} 14`, role: 'img', 'aria-label': `differences from −${100 * reach} to +${100 * reach} points`});
+  for (const at of [-1, 0, 1]) node.append(svg('text', {x: apartAt(at * reach, reach), y: 11, 'text-anchor': at < 0 ? 'start' : at ? 'end' : 'middle'}, at ? `${at < 0 ? '−' : '+'}${100 * reach} points` : '0'));
+  return node;
+}
+
 // Parts of one environment and split are compared with each other; validations of a training have no episodes here.
 function resultGroups() {
   const groups = new Map();
@@ -40,6 +55,9 @@ function comparisonOf(baseline, line) {
 }
 const verdictKind = (found) => (found && (found.verdict === 'better' || found.verdict === 'worse') ? found.verdict : '');
 
+// A validation is what a stage was chosen by, and its result only where nothing else was evaluated.
+const isSecondary = (line) => line.part === 'validation' && shownRuns().some((run) => run.table.some((one) => !one.kept && isNumber(one.success_rate) && one.part !== 'validation'));
+
 // Lines that follow each other: the stages of one run; runs of one line each follow each other too (by folder, where several folders have several).
 function sequencesOf(lines) {
   const by = (list, name) => { const found = new Map(); for (const one of list) { if (!found.has(name(one))) found.set(name(one), []); found.get(name(one)).push(one); } return found; };
@@ -56,7 +74,7 @@ const baselineOf = (line, sequence, lines) => lines.find((one) => one.label === 
 // What a line is compared with: the stage before it and the baseline; and the last line of a run with that of the first run.
 function othersOf(line, sequence, lines) {
   const first = sequencesOf(lines)[0], last = first[first.length - 1];
-  const across = sequence !== first && sequence[0].run !== first[0].run && line.part !== 'validation' && line === sequence[sequence.length - 1] && !versus.baseline ? last : null;
+  const across = sequence !== first && sequence[0].run !== first[0].run && !isSecondary(line) && line === sequence[sequence.length - 1] && !versus.baseline ? last : null;
   return [...new Set([beforeOf(line, sequence), baselineOf(line, sequence, lines), across])].filter((other) => other && other !== line);
 }
 function shownComparisons() {
@@ -86,7 +104,7 @@ const apartText = (found) => { const {difference, low, high} = found.changes[0];
 // One line that says what was gained: the last stage less the one before, with its interval and its verdict.
 function headline(found, run) {
   const name = (side) => shortLabel(found[side].label, run ? run.name : ''), own = run && state.runs.length > 1 ? `${run.name}: ` : '';
-  const small = found.trained.part === 'validation'; // what a stage was chosen by, not its result
+  const small = isSecondary(found.trained);
   return el('p', {class: small ? 'soft small' : 'headline'}, badge(found.verdict, verdictKind(found)), ' ', found.changes.length ? el(small ? 'span' : 'b', {}, `${own}${name('trained')} − ${name('baseline')}: ${apartText(found)}`) : null, ' ', el('span', {class: 'soft small'}, found.evidence ? `(${found.evidence})` : shortSentence(found.sentence)));
 }
 function headlines(sequence, lines) {
@@ -99,7 +117,7 @@ function headlines(sequence, lines) {
 // The last stage of each run against that of the first run, or that the two cannot be compared.
 function acrossRuns(lines) {
   const [first, ...rest] = sequencesOf(lines), last = first[first.length - 1];
-  if (versus.baseline || !last.environment || last.part === 'validation') return [];
+  if (versus.baseline || !last.environment || isSecondary(last)) return [];
   return rest.filter((sequence) => sequence[0].run !== first[0].run).map((sequence) => {
     const own = sequence[sequence.length - 1], found = comparisonOf(last, own);
     return found ? headline(found, null) : el('p', {class: 'soft small'}, `${own.label} and ${last.label} have no task in common, so the runs are not compared with each other.`);
@@ -114,25 +132,26 @@ function resultRow(line, sequence, lines) {
     el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line)), axisTop(lines))),
     el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` ${interval(line.low, line.high)}`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
     el('td', {class: 'verdicts'}, line === baseline && lines.length > 1 && line.environment ? el('div', {class: 'soft small'}, 'baseline') : null,
-      against.map(([other, one]) => el('div', {}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${verdictKind(one) ? 'than' : 'from'} ${name(other)}${one.changes.length ? `, ${apartText(one).replace(' points', '')}` : ''}`)))));
+      against.map(([other, one]) => el('div', {}, badge(one.verdict, verdictKind(one)), el('span', {class: 'soft small'}, ` ${verdictKind(one) ? 'than' : 'from'} ${name(other)}`, one.changes.length ? [', ', el('span', {class: 'whole'}, apartText(one).replace(' points', ''))] : null)))));
 }
 
-function resultBlock(name, lines) {
+function resultBlock(name, lines, seen) {
   const sequences = sequencesOf(lines), several = sequences.length > 1;
   const body = sequences.map((sequence) => [several && sequence.every((line) => line.run === sequence[0].run) ? el('tr', {class: 'of-sequence'}, el('th', {colspan: '5', scope: 'rowgroup'}, el('span', {class: 'dot ' + colourOf(sequence[0].run)}), runOf(sequence[0].run).name)) : null,
     sequence.map((line) => resultRow(line, sequence, lines))]);
-  return el('div', {class: 'card result on-axis'}, sequences.map((sequence) => headlines(sequence, lines)), acrossRuns(lines),
+  return el('div', {class: 'card result on-axis'}, sequences.map((sequence) => headlines(sequence, lines)), acrossRuns(lines), seen,
     el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis(axisTop(lines))), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict, difference in points [95 %]'))), el('tbody', {}, body))));
 }
 
 function resultSection() {
   const groups = resultGroups();
-  if (!groups.size) return null;
+  const seen = glance();
+  if (!groups.size) return seen && el('section', {'aria-label': 'At a glance'}, el('div', {class: 'card result'}, seen));
   const count = state.comparisons.length ? state.comparisons[0].comparisons : 0;
-  const corrected = count > 1 ? `, p-values corrected for the ${count} pairs that can be compared here, whichever baseline is chosen (Holm)` : '';
+  const corrected = count > 1 ? `, corrected for the ${count} pairs that can be compared here (Holm)` : '';
   return el('section', {'aria-label': 'Result', id: 'result'}, el('div', {class: 'section-head'}, el('h2', {}, 'Result'),
-    el('span', {class: 'soft small'}, `Success with 95 % intervals over tasks, stages of a run in their order. A verdict is the paired test on the same tasks${corrected}.`), baselineChoice(groups)),
-  [...groups].map(([name, lines]) => resultBlock(name, lines)), matrixBlock());
+    el('span', {class: 'soft small'}, `95 % intervals over tasks. Verdicts: the paired test on the same tasks${corrected}.`), baselineChoice(groups)),
+  [...groups].map(([name, lines], place) => resultBlock(name, lines, place ? null : seen)), matrixBlock());
 }
 
 // Many policies in many environments: one row and one column each.

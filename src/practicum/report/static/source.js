@@ -6,6 +6,9 @@ const state = {runs: [], rows: new Map(), fields: given.fields || [], hidden: ne
 const versus = {a: '', b: '', baseline: '', tasks: 'differ'};
 
 const runOf = (key) => state.runs.find((run) => run.key === key);
+// The name of a part as the result has it: episodes of an evaluated stage are in its folder `examination`, of a result in `episodes`.
+const partName = (part) => part.replace(/\/examination$|^episodes$/, '');
+const runAndPart = (key, part) => [runOf(key).name, partName(part)].filter(Boolean).join(' · ');
 const shownRuns = () => state.runs.filter((run) => !state.hidden.has(run.key));
 // A run keeps its colour, whichever runs come and go around it.
 const colours = new Map();

@@ -29,7 +29,7 @@ from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError, did_you_mean
 from practicum.trajectory import Trajectory
 from practicum.utils.tables import percent, percent_interval
-from practicum.utils.terminal import text_width, wrap
+from practicum.utils.terminal import text_width
 
 LOGGER_NAMES = ("console", "jsonl", "tensorboard", "wandb")
 TRACKERS = {"tensorboard", "wandb"}
@@ -152,11 +152,11 @@ def console_line(step: int, values: Mapping[str, float], width: int | None = Non
     return "  ".join(columns.values()).rstrip()
 
 
-def validation_lines(folder: Path) -> list[str]:
-    """The run's validations in one sentence: the first, the best and the last one, each with its interval."""
+def validation_sentence(folder: Path) -> str:
+    """The first, the best and the last validation of a run, each with its interval; "" for fewer than two."""
     rows = [row for row in map(parse_object, read_lines(folder / "metrics.jsonl")) if "val/success/mean" in row]
     if len(rows) < 2:
-        return []
+        return ""
 
     def text(row: Mapping[str, Any]) -> str:
         value, low, high = (row.get(f"val/success/{name}") for name in ("mean", "low", "high"))
@@ -165,7 +165,7 @@ def validation_lines(folder: Path) -> list[str]:
 
     best = max(rows, key=lambda row: float(row["val/success/mean"]))
     line = f"validation: {text(rows[0])}, best {text(best)}, last {text(rows[-1])}"
-    return wrap(f"{line}; the same tasks each time, and the best of several is flattering", sys.stdout, "    ")
+    return f"{line}; the same tasks each time, and the best of several is flattering"
 
 
 class TensorBoardLogger:
