@@ -4,7 +4,7 @@
     TRITON_INTERPRET=1 python benchmarks/gpu_decode.py --tiny --out FILE.json    on a CPU: its figures mean nothing
 
 First the engine: tokens/s, milliseconds per decode step and seconds of prompts, medians of three runs, by the number of
-prompt tokens computed at once, and the kernels of one more run by their time. Then the attention kernels alone, over all
+prompt tokens computed at once, and the kernels of one more run by their time. Then attention alone, over all
 layers in one graph: warps, pipeline stages and programs, pages as the KV cache has them, pages that hold all layers
 against pages of one layer side by side, in order and shuffled. Every variant must give the same bits. The file is
 complete after every line.
