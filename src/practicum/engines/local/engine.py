@@ -317,7 +317,7 @@ class LocalEngine:
                 item = self._inbox.get(block=idle)
             except queue.Empty:
                 if not gather or num_received == num_seen or num_received >= self.max_batch:
-                    if gather:  # none of those that came together waits for the others' first steps
+                    if gather:
                         self._admit(at_once=True)
                     return True
                 num_seen = num_received
@@ -375,12 +375,15 @@ class LocalEngine:
         self._end_sessions()
 
     def _admit(self, at_once: bool = False) -> None:
-        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits."""
+        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits.
+
+        `at_once`: the engine was idle, and none of those that came together waits for the others' first steps.
+        """
         interval = 0 if at_once else self.runner.admission_interval
         if self._running and self._steps_since_admission < interval:
             return
         self._steps_since_admission = 0
-        decoding = bool(self._running) or not self.runner.asynchronous
+        decoding = (bool(self._running) and not at_once) or not self.runner.asynchronous
         while self.waiting and len(self._running) < self._batch_limit:
             try:
                 wave = self._next_wave()
