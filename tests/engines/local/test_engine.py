@@ -420,8 +420,8 @@ def test_a_cancelled_request_is_not_grouped_with_others_after_new_weights(
 def test_requests_that_come_together_decode_together(
     model: LlamaForCausalLM, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An idle GPU computes the prompts of all of them first, however many passes that takes: every step that only a part
-    of them takes reads all weights once more. On a CPU others would decode between two passes."""
+    """An idle GPU computes the prompts of all of them first, however many passes that takes: a step that only a part
+    of them takes reads all weights too. On a CPU others would decode between two passes."""
     monkeypatch.setattr("practicum.engines.local.engine.EARLY_PREFILL_REQUESTS", 8)
     monkeypatch.setattr("practicum.engines.local.engine.BATCH_WAIT_SECONDS", 0.3)
 
