@@ -51,18 +51,18 @@ def expand_experiment(argv: list[str]) -> list[str]:
     A name that no file has is only the folder's, unless the file was given or --mode names an experiment.
     """
     parser = experiment_parser()
-    known, typed = parser.parse_known_args(argv)
-    name = known.mode or known.experiment
+    options, typed = parser.parse_known_args(argv)
+    name = options.mode or options.experiment
     if name is None or {"-h", "--help"} & set(argv):
         return argv
     from practicum.cli.modes import read_modes, typed_over, with_subset
     from practicum.config.experiments import read_experiments
 
-    if known.mode is None and known.config is None and name not in read_experiments(None).entries:
+    if options.mode is None and options.config is None and name not in read_experiments(None).entries:
         return argv
-    (experiment,) = read_modes(known.config, [name])
-    flags = typed_over(experiment, with_subset(known.config, typed))
-    return ["--out", "data/trajectories", *flags, "--experiment", known.experiment or name]
+    (experiment,) = read_modes(options.config, [name])
+    flags = typed_over(experiment, with_subset(options.config, typed))
+    return ["--out", "data/trajectories", *flags, "--experiment", options.experiment or name]
 
 
 def experiment_parser() -> argparse.ArgumentParser:

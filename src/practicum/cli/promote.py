@@ -53,9 +53,9 @@ def _list(registry: ModelRegistry) -> int:
         for version in registry.versions(name):
             card = version.card
             rate = card["scores"].get("trained", {}).get("success_rate")
-            why = f"forced: {card['forced']}" if card["forced"] else "gate passed"
+            explanation = f"forced: {card['forced']}" if card["forced"] else "gate passed"
             mark = "current" if version == current else ""
             score = "–" if rate is None else f"{100 * rate:.1f} %"
-            rows.append([name, str(version.number), mark, score, why, "damaged" if version.damage else ""])
+            rows.append([name, str(version.number), mark, score, explanation, "damaged" if version.damage else ""])
     print(table(["name", "version", "", "success", "promoted", ""], rows) if rows else "no models are promoted")
     return 0

@@ -54,8 +54,8 @@ def _models(url: str) -> list[str] | None:
                     return None
             return _names(json.loads(content))
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError) as error:
-        why = str(error) or type(error).__name__
-        raise UserError(f"No server answers at {url} ({why}); start it, or check --url.") from None
+        reason = str(error) or type(error).__name__
+        raise UserError(f"No server answers at {url} ({reason}); start it, or check --url.") from None
 
 
 def _names(answer: Any) -> list[str] | None:

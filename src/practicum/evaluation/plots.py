@@ -146,8 +146,10 @@ def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | N
         for result in policy.results.values():
             if result.settings.get("run"):
                 runs[policy.name] = Path(str(result.settings["run"])) / "metrics.jsonl"
-    shown = {"reward/mean", "val/success/mean"}
-    curves = {name: rows for name, file in runs.items() if (rows := [r for r in read_curve(file) if shown & r.keys()])}
+    plotted = {"reward/mean", "val/success/mean"}
+    curves = {
+        name: rows for name, file in runs.items() if (rows := [r for r in read_curve(file) if plotted & r.keys()])
+    }
     if not curves:
         return None
     # A step of SFT is no step of RL: each has axes of its own.

@@ -358,8 +358,8 @@ def read_result(path: Path) -> EvalResult:
             source=str(path),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        why = printable(f"{type(error).__name__}: {error}"[:200])
-        raise UserError(f"Result '{path}' is damaged ({why}); make it again.") from None
+        message = printable(f"{type(error).__name__}: {error}"[:200])
+        raise UserError(f"Result '{path}' is damaged ({message}); make it again.") from None
     seen = {(attempt.task, attempt.attempt) for attempt in result.attempts}
     if len(seen) != len(result.attempts):
         raise UserError(f"Result '{path}' is damaged (an attempt is there twice); make it again.")

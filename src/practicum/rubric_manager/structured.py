@@ -103,18 +103,18 @@ async def generate_structured(
     other random numbers; then it is a `StructuredOutputError`.
     """
     if model is None or isinstance(model, str):
-        asked: ChatModel = make_model(
+        configured_model: ChatModel = make_model(
             model, use_local, model_path, temperature=1.0 if temperature is None else temperature
         )
     elif use_local or model_path:
         raise UserError("generate_structured was given a policy as model, and use_local or model_path; leave one out.")
     else:
-        asked = model if temperature is None else with_temperature(model, temperature)
+        configured_model = model if temperature is None else with_temperature(model, temperature)
     try:
-        value, usage = await _ask(asked, system_prompt, user_prompt, response_type, seed, max_tries)
+        value, usage = await _ask(configured_model, system_prompt, user_prompt, response_type, seed, max_tries)
     finally:
-        if isinstance(asked, Policy) and (model is None or isinstance(model, str)):
-            await asked.engine.close()
+        if isinstance(configured_model, Policy) and (model is None or isinstance(model, str)):
+            await configured_model.engine.close()
     return (value, usage) if return_usage else value
 
 

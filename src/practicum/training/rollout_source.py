@@ -135,16 +135,16 @@ class TaskStream:
 
     def take(self, count: int) -> list[Task]:
         """The next `count` tasks, from the open levels in turn; fewer where these have fewer tasks."""
-        wanted = [0] * self.open
+        num_per_level = [0] * self.open
         left = [len(level) for level in self.levels[: self.open]]
         for draw in itertools.count():
-            if sum(wanted) == count or not any(left):
+            if sum(num_per_level) == count or not any(left):
                 break
             level = draw % self.open
             if left[level]:
                 left[level] -= 1
-                wanted[level] += 1
-        drawn = [iter(self._draw(level, count)) for level, count in enumerate(wanted)]
+                num_per_level[level] += 1
+        drawn = [iter(self._draw(level, count)) for level, count in enumerate(num_per_level)]
         return [task for row in itertools.zip_longest(*drawn) for task in row if task is not None]
 
     def _draw(self, level: int, count: int) -> list[Task]:
@@ -270,7 +270,7 @@ class OnlineSource:
 
         What they write to shared resources is visible from the next step on.
         """
-        begun, settings = time.perf_counter(), self.settings
+        started, settings = time.perf_counter(), self.settings
         episodes: list[Trajectory] = []
         accepted: TrajectoryGroups = []
         greedy_rewards: dict[str, float] = {}
@@ -308,7 +308,7 @@ class OnlineSource:
             greedy_rewards,
             metrics,
             self.stream.metrics(),
-            time.perf_counter() - begun,
+            time.perf_counter() - started,
         )
 
     async def greedy_rewards(self, tasks: Sequence[Task], label: str) -> dict[str, float]:

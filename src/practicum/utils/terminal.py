@@ -215,8 +215,8 @@ NO_BREAK_SPACE = "\u00a0"
 
 def wrap(text: str, stream: TextIO, indent: str = "") -> list[str]:
     """The lines of a text that fit the stream's width, broken between words; those after the first are indented."""
-    whole = UNBREAKABLE.sub(lambda match: match[0].replace(" ", NO_BREAK_SPACE), text)
+    text_line = UNBREAKABLE.sub(lambda match: match[0].replace(" ", NO_BREAK_SPACE), text)
     lines = textwrap.wrap(
-        whole, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text_line, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return [line.replace(NO_BREAK_SPACE, " ") for line in lines]
