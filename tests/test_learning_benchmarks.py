@@ -61,13 +61,13 @@ def test_rl_begins_with_the_sft_that_has_the_best_validation(benchmarks: dict[st
     with pytest.raises(UserError, match="has no finished SFT case"):
         quickstart.best_variant(folder)
     # The held-out tasks would choose another one; they must not.
-    for case, found in {
+    for case, results in {
         "sft": summary([0.1, 0.5, 0.4], 0.9),
         "sft-twice-the-epochs": summary([0.2, 0.6, 0.6], 0.6),
         "rl": summary([], 0.8),
     }.items():
         (folder / case).mkdir(parents=True)
-        (folder / case / "summary.json").write_text(json.dumps(found))
+        (folder / case / "summary.json").write_text(json.dumps(results))
     assert quickstart.best_variant(folder) == "sft-twice-the-epochs"
     (folder / "rl" / quickstart.SFT_VARIANT_FILE).write_text('"sft-twice-the-epochs"')
     lines = list(quickstart.table(tmp_path, [7]))

@@ -42,9 +42,9 @@ def test_every_picture(make_result: Make, tmp_path: Path) -> None:
             make_result(name, [1] * (10 - share) + [0] * share, panel="y", environment="sat"),
         ]
         entries.append(PolicyResults(name, {r.panel: r for r in results}))
-    made = draw(compare_policies(entries), tmp_path / "out")
-    assert [path.name for path in made] == ["scores.png", "differences.png", "pareto.png", "curves.png"]
-    for path in made:
+    created = draw(compare_policies(entries), tmp_path / "out")
+    assert [path.name for path in created] == ["scores.png", "differences.png", "pareto.png", "curves.png"]
+    for path in created:
         picture = pixels(path)
         assert picture.shape[1] in (975, 2025)  # 3.25 or 6.75 inches at 300 dots each
         assert picture.std() > 0.05  # not an empty sheet
@@ -58,9 +58,9 @@ def test_a_picture_shows_its_numbers(make_result: Make, tmp_path: Path) -> None:
             PolicyResults(n, {"p": make_result(n, [1] * k + [0] * (20 - k), panel="p")})
             for n, k in (("a", 10), ("b", share))
         ]
-        made = draw(compare_policies(entries), tmp_path / str(share))
-        assert [path.name for path in made] == ["scores.png", "differences.png"]
-        return pixels(made[0])[:, :, :3]
+        created = draw(compare_policies(entries), tmp_path / str(share))
+        assert [path.name for path in created] == ["scores.png", "differences.png"]
+        return pixels(created[0])[:, :, :3]
 
     blue = np.array([0x1F, 0x6F, 0xEB]) / 255
 
@@ -101,5 +101,5 @@ def test_a_run_without_rewards_has_no_curve(make_result: Make, tmp_path: Path) -
     entries = [
         PolicyResults(name, {"p": make_result(name, [1, 0] * 5, panel="p", settings=settings)}) for name in ("a", "b")
     ]
-    made = draw(compare_policies(entries), tmp_path / "out")
-    assert [path.name for path in made] == ["scores.png", "differences.png"]
+    created = draw(compare_policies(entries), tmp_path / "out")
+    assert [path.name for path in created] == ["scores.png", "differences.png"]

@@ -47,5 +47,5 @@ def test_the_report_shows_both_with_their_verdict(make_result: Make, tmp_path: P
     (run / "validation" / "step_7.jsonl").write_text("damaged")
     data = data_of(document(find_runs([run]))[0])
     assert [line["success_rate"] for line in data["runs"][0]["table"]] == [0.1, 0.9]
-    (found,) = [one for one in data["comparisons"] if one["trained"]["label"] == "run · validation, step 10"]
-    assert found["verdict"] == "better"
+    (results,) = [one for one in data["comparisons"] if one["trained"]["label"] == "run · validation, step 10"]
+    assert results["verdict"] == "better"
