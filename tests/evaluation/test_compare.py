@@ -206,14 +206,14 @@ def test_policies_get_distinct_names(make_result: Make, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         make_result("same", [1, 0]).write(tmp_path / folder / "r.json")
     make_result("other", [1, 0]).write(tmp_path / "o.json")
-    locations = [tmp_path / "one" / "r.json", tmp_path / "two" / "r.json", tmp_path / "o.json"]
-    names = [e.name for e in read_policy_results(locations)]
+    paths = [tmp_path / "one" / "r.json", tmp_path / "two" / "r.json", tmp_path / "o.json"]
+    names = [e.name for e in read_policy_results(paths)]
     assert len(set(names)) == 3
-    assert [next(iter(e.results.values())).policy for e in read_policy_results(locations)] == names
+    assert [next(iter(e.results.values())).policy for e in read_policy_results(paths)] == names
     with pytest.raises(UserError, match="given twice"):
-        read_policy_results([locations[0], tmp_path / "one" / ".." / "one" / "r.json"])
+        read_policy_results([paths[0], tmp_path / "one" / ".." / "one" / "r.json"])
     with pytest.raises(UserError, match="at least two"):
-        read_policy_results(locations[:1])
+        read_policy_results(paths[:1])
     make_result("same", [1, 1]).write(tmp_path / "one" / "again.json")
     with pytest.raises(UserError, match="two results on panel"):
-        read_policy_results([tmp_path / "one", locations[2]])
+        read_policy_results([tmp_path / "one", paths[2]])

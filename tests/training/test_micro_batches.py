@@ -150,9 +150,9 @@ def test_a_token_is_seen_by_those_before_its_end(samples: list[Sample]) -> None:
     tree = build_tree(batch.inputs, batch.shared)
     for path in tree.paths:
         own = set(path.tolist())
-        for location in path.tolist():
-            seen = {key for key in range(location + 1) if location < tree.subtree_ends[key]}
-            assert seen == {key for key in own if key <= location}
+        for query in path.tolist():
+            seen = {key for key in range(query + 1) if query < tree.subtree_ends[key]}
+            assert seen == {key for key in own if key <= query}
 
 
 def test_blocks_attend_to_blocks_that_hold_an_ancestor() -> None:

@@ -33,7 +33,7 @@ def make(
     turns = tuple(
         Turn(
             spans=(Span(Origin.TEMPLATE, shown), Span(Origin.SAMPLED, message, tuple(-0.5 for _ in message))),
-            restart=location == 0 or bool(options.get("restart")),
+            restart=index == 0 or bool(options.get("restart")),
             messages=(Message("user", str(shown)),),
             reply=str(message),
             action=Action(str(message)),
@@ -41,9 +41,9 @@ def make(
             policy_version=0,
             stop_reason=StopReason.END,
             seed=0,
-            reward=reward if location + 1 == len(steps) else 0.0,
+            reward=reward if index + 1 == len(steps) else 0.0,
         )
-        for location, (shown, message) in enumerate(steps)
+        for index, (shown, message) in enumerate(steps)
     )
     outcome = Outcome(options.get("outcome", "success" if reward > 0 else "failure"))
     return Trajectory(

@@ -379,11 +379,11 @@ class Household:
         self.clean = False
 
     def observation(self) -> Observation:
-        legal = [f"go to {location}" for location in self.furniture if location != self.at] + ["look"]
+        legal = [f"go to {folder}" for folder in self.furniture if folder != self.at] + ["look"]
         if self.at in self.closed:
             legal.append(f"open {self.at}")
         elif self.at and not self.held:
-            legal += [f"take {name} from {self.at}" for name, location in self.things.items() if location == self.at]
+            legal += [f"take {name} from {self.at}" for name, folder in self.things.items() if folder == self.at]
         elif self.at:
             legal.append(f"move {self.held} to {self.at}")
         if self.held and self.at == "sinkbasin 1":

@@ -258,9 +258,9 @@ def test_a_recorded_run_whose_reward_is_shuffled_is_flat() -> None:
     """The same numbers without their order: the noise is real, the rise is gone."""
     run = json.loads(RECORDED.read_text())["seed 0"]
     monitor, results = HealthMonitor(HealthSettings()), []
-    for step, location in enumerate(np.random.default_rng(0).permutation(100)):
+    for step, index in enumerate(np.random.default_rng(0).permutation(100)):
         results += monitor.observe(
-            step, {name: run[name][location] for name in ("reward/mean", "reward/std", "success/mean")}
+            step, {name: run[name][index] for name in ("reward/mean", "reward/std", "success/mean")}
         )
     assert {finding.sign for finding in results} == {"reward_flat"}
     assert "look at the reward function" in results[0].remedy

@@ -172,15 +172,15 @@ def history(path: Path) -> Iterator[dict[str, float]]:
 
     from wandb.proto import wandb_internal_pb2
 
-    data, location, pending = path.read_bytes(), 7, b""  # seven bytes name the format
-    while location + 7 <= len(data):
-        left = 32768 - location % 32768
+    data, offset, pending = path.read_bytes(), 7, b""  # seven bytes name the format
+    while offset + 7 <= len(data):
+        left = 32768 - offset % 32768
         if left < 7:  # no head fits: the block's end is padding
-            location += left
+            offset += left
             continue
-        length, kind = int.from_bytes(data[location + 4 : location + 6], "little"), data[location + 6]
-        pending += data[location + 7 : location + 7 + length]
-        location += 7 + length
+        length, kind = int.from_bytes(data[offset + 4 : offset + 6], "little"), data[offset + 6]
+        pending += data[offset + 7 : offset + 7 + length]
+        offset += 7 + length
         if kind in (1, 4):  # whole, or the last piece
             record: Any = wandb_internal_pb2.Record()
             record.ParseFromString(pending)
