@@ -206,22 +206,22 @@ class RolloutWorkerPool:
     def _message(self, policy: TrainablePolicy, versions: tuple[int, ...]) -> Callable[[int | None], Any]:
         """A function from a worker's version to the message for it: one message for all that need the same."""
         tensors = trained_tensors(policy)
-        version_number, base = (1, None) if self._sent is None else (self._sent[1], self._sent)
+        number, base = (1, None) if self._sent is None else (self._sent[1], self._sent)
         if self._sent is None or self._sent[0] != versions:
-            version_number = 1 if self._sent is None else version_number + 1
+            number = 1 if self._sent is None else number + 1
             # In float32 every weight changes at every update: there is nothing to gain from a copy of the last ones.
             keeps = all(tensor.element_size() == 2 for tensor in tensors.values())
             copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()} if keeps else None
-            self._sent = (versions, version_number, copies)
+            self._sent = (versions, number, copies)
         made: dict[bool, Any] = {}
 
         def message(version: int | None) -> Any:
-            may_change = base is not None and base[2] is not None and version == base[1] == version_number - 1
+            may_change = base is not None and base[2] is not None and version == base[1] == number - 1
             if may_change not in made:
                 start = (base[1], base[2]) if may_change and base is not None and base[2] is not None else None
-                data = weights.encode(tensors, version_number, start)
+                data = weights.encode(tensors, number, start)
                 made[may_change] = self._ray.put(np.frombuffer(data, dtype=np.uint8))
-            return version_number, made[may_change]
+            return number, made[may_change]
 
         return message
 
@@ -240,15 +240,15 @@ class RolloutWorkerPool:
             if worker.version == self._sent[1]:
                 await self._answer(worker.actor.reset.remote(versions), UPDATE_SECONDS)
                 return None
-            version_number, data = message(worker.version)
+            number, data = message(worker.version)
             refused = await self._answer(worker.actor.update_weights.remote(data, versions), UPDATE_SECONDS)
             if refused is not None and worker.version is not None:  # changes on another base: send whole tensors
                 worker.version = None
-                version_number, data = message(None)
+                number, data = message(None)
                 refused = await self._answer(worker.actor.update_weights.remote(data, versions), UPDATE_SECONDS)
             if refused is not None:
                 raise UserError(f"Rollout worker {worker.index} refuses the weights: {refused}.")
-            worker.version = version_number
+            worker.version = number
             difference = score_difference(policy, await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS))
             if difference > (limit := mismatch_limit(self.config)):
                 raise UserError(
@@ -271,8 +271,8 @@ class RolloutWorkerPool:
         if described["agents"] != agent_hashes(self._agents):
             raise UserError(f"{where} reads the configuration otherwise; install the same packages there.")
         worker.is_checked = True
-        location = {"host": described["host"], "pid": described["pid"]}
-        self._write("worker_started", worker=worker.index, start=worker.starts, **location)
+        place = {"host": described["host"], "pid": described["pid"]}
+        self._write("worker_started", worker=worker.index, start=worker.starts, **place)
 
     def _drop(self, worker: WorkerHandle) -> None:
         """Forget a worker that is lost, and end its process where it can be reached."""
