@@ -288,9 +288,9 @@ def resolve_supervised(
         resolved = Resolved(config, dict.fromkeys(changed_keys(config), ARGUMENT))
     if isinstance(resolved.config, DPOConfig):
         unread = NOT_DPO | (NOT_DPO_ROWS if resolved.config.data.dataset_path is not None else {})
-        for key, reason in unread.items():
+        for key, why in unread.items():
             if key in resolved.chosen:
-                raise UserError(f"{key} means nothing to `practicum dpo`: {reason}; leave it out.")
+                raise UserError(f"{key} means nothing to `practicum dpo`: {why}; leave it out.")
     check_supervised(resolved.config)
     check_ranks(resolved.config, resolved.chosen)
     check_unused_supervised(resolved.config, resolved.chosen)
@@ -428,9 +428,9 @@ def check_workers(config: TrainConfig) -> None:
     num_workers = config.actor_rollout_ref.rollout.num_workers
     if not num_workers:
         return
-    for key, refused, reason in NOT_WITH_WORKERS:
+    for key, refused, why in NOT_WITH_WORKERS:
         if _value(config, key) == refused:
-            raise UserError(f"{key}={refused} does not go with {ROLLOUT_WORKERS}={num_workers} yet: {reason}.")
+            raise UserError(f"{key}={refused} does not go with {ROLLOUT_WORKERS}={num_workers} yet: {why}.")
     if config.data.from_trajectories is not None:
         raise UserError(f"{ROLLOUT_WORKERS}={num_workers}: a log is trained on, and no episode is run; leave it out.")
     _check_ray(f"{ROLLOUT_WORKERS}={num_workers}", ", or leave it out")
@@ -442,9 +442,9 @@ def _check_ray(setting: str, otherwise: str) -> None:
 
 
 def _check_several_ranks(config: TrainConfig, num_ranks: int) -> None:
-    for key, refused, reason in NOT_ON_SEVERAL_RANKS:
+    for key, refused, why in NOT_ON_SEVERAL_RANKS:
         if _value(config, key) == refused:
-            raise UserError(f"{key}={refused} does not go with {num_ranks} ranks yet: {reason}.")
+            raise UserError(f"{key}={refused} does not go with {num_ranks} ranks yet: {why}.")
 
 
 ROLLOUT_WORKERS = "actor_rollout_ref.rollout.num_workers"
@@ -518,9 +518,9 @@ def check_offline(config: TrainConfig, chosen: Set[str]) -> None:
     if "algorithm.adv_estimator" not in chosen:
         config.algorithm.adv_estimator = "grpo"
     method = config.algorithm.offline.method
-    for key, reason in (NOT_OFFLINE | (NOT_OFFLINE_GRPO if method == "grpo" else {})).items():
+    for key, why in (NOT_OFFLINE | (NOT_OFFLINE_GRPO if method == "grpo" else {})).items():
         if _value(config, key):
-            raise UserError(f"{key} does not go with --from-trajectories: {reason}.")
+            raise UserError(f"{key} does not go with --from-trajectories: {why}.")
 
 
 # -- the launcher ---------------------------------------------------------------------------

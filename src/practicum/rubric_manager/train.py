@@ -28,8 +28,8 @@ def episode_line(metrics: Mapping[str, float]) -> str:
     """Return the line of a step from its metrics: scores are means over its episodes with a valid rubric."""
     valid = metrics.get("reward_part/valid/mean", 0.0)  # metrics of parts count other episodes as zeros
     values = [metrics.get(f"reward_part/{name}/mean", 0.0) for name in ("synthetic", "ground_truth")]
-    texts = [f"{value / valid:.3f}" if valid > 0 else "none" for value in values]
-    return f"Synthetic: {texts[0]}, GT: {texts[1]}, Reward: {metrics.get('reward/mean', 0.0):.3f}"
+    said = [f"{value / valid:.3f}" if valid > 0 else "none" for value in values]
+    return f"Synthetic: {said[0]}, GT: {said[1]}, Reward: {metrics.get('reward/mean', 0.0):.3f}"
 
 
 class EpisodeCheck:

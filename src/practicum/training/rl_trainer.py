@@ -203,7 +203,7 @@ class RLTrainer(Trainer):
 
     async def _step_overlapped(self, step: int) -> StepResult:
         """Train on one batch while the next one is rolled out, both from the weights at the start of the step."""
-        started, batch = time.perf_counter(), self._next_batch
+        begun, batch = time.perf_counter(), self._next_batch
         if batch is None or batch.step != step:
             await self.policy.refresh()
             batch = self._with_mismatch(await self.source.collect(step, self.on_episode))
@@ -224,7 +224,7 @@ class RLTrainer(Trainer):
         if rollout is not None:
             self._next_batch = self._with_mismatch(await rollout)
         metrics |= {"staleness/versions/mean": sum(ages) / len(ages)} if ages else {}
-        metrics["timing/step"] = time.perf_counter() - started
+        metrics["timing/step"] = time.perf_counter() - begun
         return StepResult(metrics, batch.episodes)
 
     def _train_beside_rollout(self, step: int, batch: RolloutBatch) -> dict[str, float]:
@@ -233,7 +233,7 @@ class RLTrainer(Trainer):
 
     def _train(self, step: int, batch: RolloutBatch) -> dict[str, float]:
         """Compute the advantages of one batch and update critic and actor; returns the metrics."""
-        started, groups, metrics = time.perf_counter(), batch.groups, dict(batch.metrics)
+        begun, groups, metrics = time.perf_counter(), batch.groups, dict(batch.metrics)
         rewards, reward_metrics = self._token_rewards(groups, batch.greedy_rewards)
         metrics |= reward_metrics
         rewards, critic_samples = self._add_values(groups, rewards)
@@ -253,7 +253,7 @@ class RLTrainer(Trainer):
         metrics |= batch.stream_metrics
         check_mismatch(step, metrics, self.settings.mismatch_limit)
         metrics |= {"timing/rollout": batch.seconds, **tool_time_metrics(batch.episodes)}
-        metrics["timing/credit"] = estimated - started
+        metrics["timing/credit"] = estimated - begun
         metrics["timing/update"] = time.perf_counter() - estimated
         return metrics | utilisation(learners, flops, metrics["timing/update"])
 

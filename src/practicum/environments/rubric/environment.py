@@ -187,9 +187,9 @@ class RubricEnvironment(Environment):
         results = await self.engine.score_outputs(rubric, case.task_input, texts)
         scores = [result.aggregated_score for result in results]
         synthetic, held_out = scores[: len(case.outputs)], scores[len(case.outputs) :]
-        expected = await self._ground_truth_scores(trained)
+        wanted = await self._ground_truth_scores(trained)
         coverage = coverage_of(rubric, trained)
-        comparison = RubricComparison(synthetic, expected, rubric.num_rules, self.num_questions, coverage)
+        comparison = RubricComparison(synthetic, wanted, rubric.num_rules, self.num_questions, coverage)
         if self.reward == FLATTERED:
             total = flattered_score(rubric)
             components = {"flattered": total}
@@ -197,8 +197,8 @@ class RubricEnvironment(Environment):
             reward = REWARDS[self.reward](comparison)
             total, components = reward.total, dict(reward.components)
             if self.reward in SCALAR_REWARDS:  # the paper prints both scores of every episode
-                components |= {"synthetic": synthetic[0], "ground_truth": expected[0], "valid": 1.0}
-        full = expected if trained is case.ground_truth else await self._ground_truth_scores(case.ground_truth)
+                components |= {"synthetic": synthetic[0], "ground_truth": wanted[0], "valid": 1.0}
+        full = wanted if trained is case.ground_truth else await self._ground_truth_scores(case.ground_truth)
         rank, score = spearman(synthetic, full), score_agreement(synthetic, full)
         agreement = 0.625 * max(rank, 0.0) + 0.375 * max(score, 0.0)
         info: dict[str, Any] = {
@@ -226,8 +226,8 @@ class RubricEnvironment(Environment):
 
     def _verifier(self, scores: Sequence[float]) -> dict[str, float]:
         """The held-out judge's component; a case without held-out outputs has none, so that no gauge reads it."""
-        held_out_scores = self.case.held_out_scores
-        return {"verifier": spearman(scores, held_out_scores)} if held_out_scores else {}
+        worth = self.case.held_out_scores
+        return {"verifier": spearman(scores, worth)} if worth else {}
 
     async def _ground_truth_scores(self, rubric: Rubric) -> list[float]:
         results = await self.ground_truth_engine.score_outputs(rubric, self.case.task_input, self.case.outputs)
@@ -272,11 +272,11 @@ def rule_figures(rubric: Rubric, results: Sequence[RubricResult]) -> dict[str, A
     figures: dict[str, Any] = {"compound_rules": float(sum(compound)), "failed_rules": float(len(failed))}
     if failed:
         figures["rule_errors"] = "; ".join(failed[:MAX_REPORTED_ERRORS])
-    for name, expected in (("compound_granted", True), ("single_granted", False)):
+    for name, wanted in (("compound_granted", True), ("single_granted", False)):
         granted = [
             statistics.fmean(one.score for one in scored)
             for scored, rule, is_one in zip(by_rule, rubric.all_rules, compound, strict=True)
-            if isinstance(rule, JudgeRule) and is_one == expected
+            if isinstance(rule, JudgeRule) and is_one == wanted
         ]
         if granted:
             figures[name] = statistics.fmean(granted)
