@@ -103,7 +103,7 @@ def main() -> None:
         faulthandler.dump_traceback_later(STACK_DUMP_SECONDS, repeat=True)
         try:
             results[name] = leg_function(name)(size)
-        except (Exception, SystemExit) as error:  # the others are still wanted: time on the card is dear
+        except (Exception, SystemExit) as error:  # the other legs still run: time on a GPU is scarce
             failed.append(name)
             traceback.print_exc()
             print(f"{name} FAILED: {type(error).__name__}: {error}", file=sys.stderr, flush=True)

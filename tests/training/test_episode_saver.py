@@ -24,7 +24,7 @@ from .test_run import RL, go, make_run
 
 
 def alarming(run: Run, steps: tuple[int, ...]) -> Run:
-    """A run that hears of a large KL at these steps (counted from 0)."""
+    """A run whose metrics show a large KL at these steps (counted from 0)."""
     original = run.trainer.step
 
     async def step(number: int, *rest: Any) -> Any:
