@@ -23,7 +23,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).parent))
 from resumable_stages import run_command, run_stages
@@ -90,6 +90,9 @@ SMOKE = Budget(
     grpo_steps=1, grpo_tasks=1, grpo_chains=2, grpo_validations=1, held_out=2, max_turns=3,
 )  # fmt: skip
 """The smallest numbers that pass through every stage."""
+
+
+AnyBudget = TypeVar("AnyBudget", bound=Any)
 
 
 def run_commands(stage: Callable[[], Iterator[list[str]]]) -> None:
@@ -293,16 +296,16 @@ def time_line(spent: Mapping[str, Mapping[str, float]]) -> str:
     return f"{minutes:.1f} minutes, {processor_minutes:.1f} of processor time: {parts}"
 
 
-def read_budget(changes: Sequence[str], start: Budget | None = None) -> Budget:
-    """The budget, or the one given, with some of its numbers changed by KEY=VALUE."""
-    types = {field.name: type(field.default) for field in fields(Budget)}
+def read_budget(changes: Sequence[str], start: AnyBudget) -> AnyBudget:
+    """A budget with some of its numbers changed by KEY=VALUE."""
+    types = {field.name: type(field.default) for field in fields(start)}
     values: dict[str, Any] = {}
     for change in changes:
         key, _, value = change.partition("=")
         if key not in types:
             raise SystemExit(f"The budget has no '{key}': {', '.join(types)}.")
         values[key] = types[key](value)
-    return replace(start or Budget(), **values)
+    return replace(start, **values)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -316,7 +319,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--smoke", action="store_true", help="the smallest budget: a minute")
     parser.add_argument("budget", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(argv)
-    budget = read_budget(args.budget, SMOKE if args.smoke else None)
+    budget = read_budget(args.budget, SMOKE if args.smoke else Budget())
     stages = Stages(args.out, args.model, args.seed, budget, args.env, args.split)
     stages.run()
     results = stages.results()

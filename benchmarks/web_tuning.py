@@ -11,20 +11,14 @@ is then run once with `make web`, on a seed that was not used here.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import functools
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-from web_training import Stages, read_budget
+from parallel_jobs import TimedProcesses
+from web_training import Budget, Stages, read_budget
 
 from practicum.data.run_folder import METRICS
 
@@ -44,50 +38,11 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "updates": ("104", ["grpo_updates=3", "grpo_lr=5e-5"]),
     "wide": ("104", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
     "52": ("52", []),
+    "52-wide": ("52", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
     "208": ("208", []),
     "13-templates": ("13-templates", []),
 }
 """Start and budget of GRPO."""
-STOP_SECONDS = 20.0
-
-
-class Processes:
-    """Cases as processes, all of which are stopped at a deadline."""
-
-    def __init__(self, common: Sequence[str], jobs: int, minutes: float, logs: Path) -> None:
-        self.common, self.jobs, self.logs = common, jobs, logs
-        self.deadline = time.monotonic() + 60 * minutes
-
-    def run(self, cases: Sequence[str]) -> None:
-        """Run the cases, `jobs` at a time; fewer cases have several threads each. One that fails or is stopped does not
-        end the others."""
-        self.logs.mkdir(parents=True, exist_ok=True)
-        threads = max(1, self.jobs // len(cases))
-        with ThreadPoolExecutor(self.jobs) as pool:
-            list(pool.map(functools.partial(self._run_case, threads), cases))
-
-    def _run_case(self, threads: int, case: str) -> None:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
-            return
-        started, path = time.monotonic(), self.logs / f"{case}.log"
-        with path.open("ab") as log:
-            process = subprocess.Popen(
-                [sys.executable, __file__, "--case", case, *self.common],
-                stdout=log, stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"},
-            )  # fmt: skip
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(left)
-            if stopped := process.poll() is None:
-                process.send_signal(signal.SIGTERM)
-                try:
-                    process.wait(STOP_SECONDS)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-        ending = "stopped" if stopped else f"ended with {process.returncode}"
-        print(f"{case}: {ending} after {(time.monotonic() - started) / 60:.1f} min", flush=True)
 
 
 def start_of(case: str) -> str:
@@ -101,7 +56,7 @@ def stages_of(case: str, out: Path, model: str, changes: Sequence[str]) -> Stage
     name, _, seed = case.removeprefix("start:").rpartition("-")
     start, own = (name, []) if case.startswith("start:") else VARIANTS[name]
     folder = out / "starts" / f"{start}-{seed}"
-    budget = read_budget([*STARTS[start], *own, *changes])
+    budget = read_budget([*STARTS[start], *own, *changes], Budget())
     stages = Stages(folder if case.startswith("start:") else out / case, model, int(seed), budget, ENVIRONMENT, "val")
     stages.bc_folder = folder / "bc"
     return stages
@@ -144,10 +99,10 @@ def main() -> None:
         raise SystemExit(f"unknown variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
     cases = [f"{variant}-{seed}" for variant in variants for seed in seeds]
     common = ["--model", args.model, "--out", str(args.out), *args.budget]
-    processes = Processes(common, args.jobs, args.minutes, args.out / "logs")
-    processes.run([f"start:{start}" for start in dict.fromkeys(map(start_of, cases))])
+    processes = TimedProcesses(__file__, args.jobs, args.minutes, args.out / "logs")
+    processes.run({f"start-{start}": ["--case", f"start:{start}", *common] for start in map(start_of, cases)})
     if not args.starts_only:
-        processes.run(cases)
+        processes.run({case: ["--case", case, *common] for case in cases})
     print("\n".join(table(args.out, cases, args.model)))
 
 

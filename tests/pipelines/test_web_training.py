@@ -33,6 +33,6 @@ def test_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_budget_is_checked() -> None:
-    assert web_training.read_budget(["demonstrations=7", "bc_lr=1e-4"]).bc_lr == 1e-4
+    assert web_training.read_budget(["demonstrations=7", "bc_lr=1e-4"], web_training.SMOKE).bc_lr == 1e-4
     with pytest.raises(SystemExit, match="no 'epochs'"):
-        web_training.read_budget(["epochs=3"])
+        web_training.read_budget(["epochs=3"], web_training.SMOKE)
