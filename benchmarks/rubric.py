@@ -51,12 +51,13 @@ from practicum.rollout import run_episodes
 from practicum.training import build
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Trajectory, plan_attempts
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 MAX_TOKENS = 64
 METRICS = ("agreement", "spearman", "l1", "l2", "precision_at_3", "coverage", "questions", "num_rules", "valid")
 PROBES = ("expert", "constant", "keywords", "generic", "opposite", "flatterer", "random")
 FORM: dict[str, Any] = {"type": "regex", "regex": SHORT_REPLIES}
+OWN_FORM = "GRPO, then its own form"
 MIN_VALIDITY = 0.5
 """Share of valid rubrics that SFT must reach before RL begins."""
 BEST_OF, BEST_OF_TASKS = 8, 60
@@ -73,6 +74,9 @@ class Plan:
     check_every: int = 40
     steps: int = 120
     tasks: int = 240
+    form_lr: float = 3e-4
+    imitated: int = 400
+    """Training tasks whose replies under constrained decoding the model imitates after RL, without the constraint."""
     keys: tuple[str, ...] = ()
 
 
@@ -155,6 +159,22 @@ async def train_start(policy: TrainablePolicy, plan: Plan, folder: Path, seed: i
     await train_sft(policy, shown, settings, folder / "sft", evaluate=evaluate, say=lambda text: None)
 
 
+async def train_form(policy: TrainablePolicy, plan: Plan, folder: Path, seed: int) -> None:
+    """SFT on the model's own replies under constrained decoding, so that it keeps the form by itself.
+
+    RL computes log-probs over the tokens that the form allows, so nothing holds down the others.
+    """
+    planned = plan_attempts(environment().tasks("train", plan.imitated, seed + 2), 1, seed)
+    episodes = await policy.roll_out(planned, environment, agent(0.0))
+    own = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
+    settings = SFTSettings(
+        num_epochs=2, batch_size=16, gradient_accumulation_steps=1, learning_rate=plan.form_lr, warmup_steps=5,
+        scheduler_type="cosine", seed=seed,
+    )  # fmt: skip
+    await train_sft(policy, own, settings, folder / "form", say=lambda text: None)
+    say("imitated", {"episodes": len(own)})
+
+
 def rl_config(folder: Path, start: str, plan: Plan, seed: int, *keys: str) -> Any:
     return resolve_train(
         [
@@ -203,6 +223,9 @@ async def learn(plan: Plan, folder: Path, seed: int, model: str) -> dict[str, An
         try:
             await run.train()
             await evaluate("GRPO", run.policy)
+            if plan.imitated:
+                await train_form(run.policy, plan, folder, seed)
+                await evaluate(OWN_FORM, run.policy)
         finally:
             await run.policy.close()
     return {

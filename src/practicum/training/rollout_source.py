@@ -27,6 +27,7 @@ from practicum.chat.console import EpisodeWatcher
 from practicum.data import store
 from practicum.data.run_folder import ADVANTAGES, GROUPS, TOP, advantages_path, write_atomic
 from practicum.errors import UserError
+from practicum.evaluation.result import environment_figures
 from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment
 from practicum.task import Task
@@ -475,7 +476,7 @@ def repetition(ids: Sequence[int], n: int = 4) -> float:
 
 
 def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Return metrics of rewards, success, lengths, tool calls and unscored outcomes."""
+    """Return metrics of rewards, success, the environment's figures, lengths, tool calls and unscored outcomes."""
     scored = [e for e in episodes if e.scored]
     metrics = {"rollout/episodes": float(len(episodes)), **summary_stats("reward", [e.reward for e in scored])}
     if scored:
@@ -507,6 +508,10 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             }
         for name in sorted({component for e in scored for component in e.components}):
             metrics |= summary_stats(f"reward_part/{name}", [e.components.get(name, 0.0) for e in scored])
+        figures = [environment_figures(e) for e in scored]
+        for name in sorted(set().union(*figures)):
+            values = [own[name] for own in figures if name in own]
+            metrics[f"figure/{name}/mean"] = sum(values) / len(values)
     for outcome in Outcome:
         if not outcome.scored:
             metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))

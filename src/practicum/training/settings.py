@@ -6,6 +6,7 @@ Defaults and bounds are those of the configuration's schema.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -64,6 +65,7 @@ class RunSettings:
     save_total_limit: int | None = default_of(TrainerConfig, "save_total_limit")
     test_freq: int = default_of(TrainerConfig, "test_freq")
     val_before_train: bool = default_of(TrainerConfig, "val_before_train")
+    required_figures: Mapping[str, float] = field(default_factory=dict)
     best_metric: str = default_of(TrainerConfig, "best_metric")
     early_stopping_patience: int | None = default_of(TrainerConfig, "early_stopping_patience")
     resume_mode: str = default_of(TrainerConfig, "resume_mode")
@@ -470,6 +472,7 @@ def run_settings(config: TrainConfig, steps: int) -> RunSettings:
         save_total_limit=trainer.save_total_limit,
         test_freq=trainer.test_freq,
         val_before_train=trainer.val_before_train,
+        required_figures=trainer.required_figures,
         best_metric=trainer.best_metric,
         early_stopping_patience=trainer.early_stopping_patience,
         resume_mode=trainer.resume_mode,
