@@ -38,7 +38,9 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "updates": ("104", ["grpo_updates=3", "grpo_lr=5e-5"]),
     "wide": ("104", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
     "52": ("52", []),
+    "52-updates": ("52", ["grpo_updates=3", "grpo_lr=1e-4", "grpo_kl=0.02"]),
     "52-wide": ("52", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
+    "52-rate-2e-4": ("52", ["grpo_lr=2e-4"]),
     "208": ("208", []),
     "13-templates": ("13-templates", []),
 }
