@@ -26,7 +26,7 @@ from practicum.data.run_folder import METRICS
 ENVIRONMENT = f"{Path(__file__).with_name('web_without_browser.py')}:WebWithoutBrowser"
 STARTS: dict[str, list[str]] = {
     "104": [],
-    "52": ["demonstrations=52"],
+    "52": ["demonstrations=52", "bc_epochs=16"],
     "208": ["demonstrations=208", "bc_epochs=4"],
     "13-templates": ["demonstrated_templates=13"],
 }
