@@ -116,6 +116,8 @@ class Stages:
         self.environment, self.split = environment, split
         self.bc_folder = out / "bc"
         """Where the BC model is; another run's, for several runs of GRPO from one model."""
+        self.modes = MODES
+        """The policies that are evaluated."""
         self.spent: dict[str, dict[str, float]] = {}
         """Minutes, and minutes of processor time, of the finished stages."""
 
@@ -127,7 +129,7 @@ class Stages:
 
     def results(self) -> dict[str, EvalResult]:
         """Every policy's result on the held-out templates."""
-        return {name: read_result(self.out / "matrix" / f"{name}.json") for name in MODES}
+        return {name: read_result(self.out / "matrix" / f"{name}.json") for name in self.modes}
 
     @property
     def bc_model(self) -> str:
@@ -218,8 +220,9 @@ class Stages:
         ]  # fmt: skip
 
     def matrix(self) -> Iterator[list[str]]:
-        modes = [f"zero={self.model}", f"bc={self.bc_model}", f"dpo={self.folder('dpo')}/model",
-                 f"grpo={self.folder('grpo/run')}"]  # fmt: skip
+        policies = {"zero": self.model, "bc": self.bc_model, "dpo": f"{self.folder('dpo')}/model",
+                    "grpo": self.folder("grpo/run")}  # fmt: skip
+        modes = [f"{name}={policies[name]}" for name in self.modes]
         yield ["matrix", "--mode", *modes, *self.play, "--response-format", RESPONSE_FORMAT,
                "--tasks", str(self.budget.held_out), "--split", self.split, "--baseline", "bc",
                "--out", self.folder("matrix")]  # fmt: skip

@@ -1,11 +1,12 @@
 """Variants of `make web`'s budget × seeds as parallel processes, without a browser, on validation templates.
 
     python benchmarks/web_tuning.py --jobs 16 [--minutes 9] [--seeds 20] [--variants default,kl] [KEY=VALUE ...]
+    python benchmarks/web_tuning.py --jobs 16 --test --seeds 31,32,33 --variants kl    # the chosen one, other seeds
 
 Several variants of GRPO begin with one BC model (`STARTS`), which is trained first where it is not there. Each case has
 a folder of its own and goes on where it stopped; after `--minutes` all are stopped, and the table shows the validations
-until then. The environment is `web_without_browser.py`. Test templates are not touched: the budget that is chosen here
-is then run once with `make web`, on a seed that was not used here.
+until then. The environment is `web_without_browser.py`. Test templates are not touched without `--test`, which
+evaluates BC and GRPO on them.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 from parallel_jobs import TimedProcesses
-from web_training import Budget, Stages, read_budget
+from web_training import Budget, Stages, comparison_record, read_budget, score
 
 from practicum.data.run_folder import METRICS
 
 ENVIRONMENT = f"{Path(__file__).with_name('web_without_browser.py')}:WebWithoutBrowser"
 STARTS: dict[str, list[str]] = {
     "104": [],
-    "52": ["demonstrations=52"],
+    "52": ["demonstrations=52", "bc_epochs=16"],
     "208": ["demonstrations=208", "bc_epochs=4"],
     "13-templates": ["demonstrated_templates=13"],
 }
@@ -38,7 +39,9 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "updates": ("104", ["grpo_updates=3", "grpo_lr=5e-5"]),
     "wide": ("104", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
     "52": ("52", []),
+    "52-updates": ("52", ["grpo_updates=3", "grpo_lr=1e-4", "grpo_kl=0.02"]),
     "52-wide": ("52", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
+    "52-rate-2e-4": ("52", ["grpo_lr=2e-4"]),
     "208": ("208", []),
     "13-templates": ("13-templates", []),
 }
@@ -78,6 +81,26 @@ def table(out: Path, cases: Sequence[str], model: str) -> Iterator[str]:
         yield f"| {case} | {' | '.join(cells)} | {', '.join(ends)} ({len(sampled)} steps) |"
 
 
+def test_table(out: Path, cases: Sequence[str], model: str) -> Iterator[str]:
+    """BC and GRPO on held-out templates, where both are evaluated."""
+    yield "| case | BC [95 %] | GRPO [95 %] | difference, points [95 %] | p | verdict |"
+    yield "|---|---|---|---|---|---|"
+    for case in cases:
+        stages = test_stages(stages_of(case, out, model, ()))
+        if not (stages.out / "matrix" / "grpo.json").is_file():
+            continue
+        bc, grpo = stages.results().values()
+        row = comparison_record(bc, grpo)
+        difference = f"{100 * row['difference']:+.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+        yield f"| {case} | {score(bc)} | {score(grpo)} | {difference} | {row['p']:.1g} | {row['verdict']} |"
+
+
+def test_stages(stages: Stages) -> Stages:
+    """The stages, with BC and GRPO evaluated on the test templates."""
+    stages.split, stages.modes = "test", ("bc", "grpo")
+    return stages
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--jobs", type=int, default=1)
@@ -85,25 +108,31 @@ def main() -> None:
     parser.add_argument("--model", default="tiny-pretrained")
     parser.add_argument("--seeds", default="20")
     parser.add_argument("--variants", default=",".join(VARIANTS))
+    parser.add_argument("--test", action="store_true", help="evaluate BC and GRPO on the test templates")
     parser.add_argument("--starts-only", action="store_true", help="train the BC models and stop")
     parser.add_argument("--out", type=Path, default=Path("runs/web-tuning"))
     parser.add_argument("--case", help="run this case alone: start:START-SEED or VARIANT-SEED")
     parser.add_argument("budget", nargs="*", metavar="KEY=VALUE", help="changes for all variants")
     args = parser.parse_args()
     if args.case is not None:
-        names = ("collect", "bc") if args.case.startswith("start:") else ("grpo",)
-        stages_of(args.case, args.out, args.model, args.budget).run(names)
+        stages = stages_of(args.case, args.out, args.model, args.budget)
+        names = ["collect", "bc"] if args.case.startswith("start:") else ["grpo"]
+        if args.test and not args.case.startswith("start:"):
+            stages, names = test_stages(stages), [*names, "matrix"]
+        stages.run(names)
         return
     seeds, variants = args.seeds.split(","), args.variants.split(",")
     if unknown := set(variants) - set(VARIANTS):
         raise SystemExit(f"unknown variant {', '.join(sorted(unknown))}; there are {', '.join(VARIANTS)}")
     cases = [f"{variant}-{seed}" for variant in variants for seed in seeds]
-    common = ["--model", args.model, "--out", str(args.out), *args.budget]
+    common = ["--model", args.model, "--out", str(args.out), *(["--test"] if args.test else []), *args.budget]
     processes = TimedProcesses(__file__, args.jobs, args.minutes, args.out / "logs")
     processes.run({f"start-{start}": ["--case", f"start:{start}", *common] for start in map(start_of, cases)})
     if not args.starts_only:
         processes.run({case: ["--case", case, *common] for case in cases})
     print("\n".join(table(args.out, cases, args.model)))
+    if args.test:
+        print("\n" + "\n".join(test_table(args.out, cases, args.model)))
 
 
 if __name__ == "__main__":
