@@ -21,6 +21,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import importlib.util
 import json
 import os
 import signal
@@ -71,9 +72,14 @@ LIMITS = {
 FIRST_TESTS = (
     "tests/kernels/test_training_kernels.py::test_decode_prefill_and_training_attend_in_one_order_of_keys",
     "tests/engines/local/test_cuda_runner.py::test_engine_and_learner_agree_on_adapters_beside_one_base",
+    "tests/engines/local/test_cuda_runner.py::test_constrained_and_filtered_replies_agree_with_the_learner",
     "tests/engines/local/test_cuda_runner.py::test_a_bound_that_is_far_too_small_changes_no_reply",
 )
 """Tests that begin, so that a case which runs out of time has them."""
+GPU_TESTS = (
+    "tests/engines/local/test_cuda_runner.py", "tests/kernels", "tests/models/test_quantisation.py",
+    "tests/training/test_memory_metrics.py",
+)  # fmt: skip
 INTERRUPT_SECONDS = 8
 """Seconds that a case has to print what it has so far, once its time is over."""
 NUM_COMPARED = 16
@@ -193,7 +199,8 @@ def commands(name: str, folder: Path) -> list[str]:
     out = str(folder / f"{name}.json")
     if name == "tests":
         options = ["-q", "-rf", "--tb=short", "-p", "no:cacheprovider"]
-        return ["-m", "pytest", *options, *FIRST_TESTS, "tests/engines/local/test_cuda_runner.py", "tests/kernels"]
+        options += ["-n", "4"] * (importlib.util.find_spec("xdist") is not None)  # most of the time kernels are built
+        return ["-m", "pytest", *options, *FIRST_TESTS, *GPU_TESTS]
     if name == "constrained":
         return [str(HERE / "constrained_decoding.py"), "--model", "smollm2", "--repeats", "2", "--out", out]
     if name == "smollm2":
