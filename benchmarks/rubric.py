@@ -3,7 +3,7 @@
     python benchmarks/rubric.py [--seeds 0] [--cases learn,more-demonstrations,planted,probes] [--jobs 2]
 
 `learn`: SFT on 30 of the expert's dialogues of the training families until it gets no better (the best validation on
-other families is kept), then GRPO by `recipe=rubric`, then SFT on its own replies, after which it keeps their form alone.
+other families is kept), then GRPO by `recipe=rubric`, then SFT on its own replies, so that it keeps their form.
 All policies are evaluated on the same tasks of four families of which no workflow was seen, and compared in pairs.
 `more-demonstrations`: SFT alone on ten times the dialogues.
 `planted`: training on a judge that can be flattered must be stopped by the held-out judge. `probes`: what rubrics that
