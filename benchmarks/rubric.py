@@ -3,8 +3,9 @@
     python benchmarks/rubric.py [--seeds 0] [--cases learn,more-demonstrations,planted,probes] [--jobs 2]
 
 `learn`: SFT on 30 of the expert's dialogues of the training families until it gets no better (the best validation on
-other families is kept), then GRPO by `recipe=rubric`. All policies are evaluated on the same tasks of four families of
-which no workflow was seen, and compared in pairs. `more-demonstrations`: SFT alone on ten times the dialogues.
+other families is kept), then GRPO by `recipe=rubric`, then SFT on its own replies, so that it keeps their form.
+All policies are evaluated on the same tasks of four families of which no workflow was seen, and compared in pairs.
+`more-demonstrations`: SFT alone on ten times the dialogues.
 `planted`: training on a judge that can be flattered must be stopped by the held-out judge. `probes`: what rubrics that
 judge nothing earn. The other cases (`PLANS`) are `learn` with other settings.
 
@@ -131,8 +132,18 @@ def gains(panel: Panel, results: dict[str, EvalResult]) -> dict[str, Any]:
         by_family[family[row.task]].append(row.env_metrics["agreement"] - before[row.task])
     return {
         "differences": {d.name: [d.difference, d.interval.low, d.interval.high, d.p_value] for d in deltas},
+        **own_form_gain(results),
         "families": {name: statistics.fmean(values) for name, values in by_family.items()},
     }
+
+
+def own_form_gain(results: dict[str, EvalResult]) -> dict[str, Any]:
+    """The difference in agreement between SFT and the model that has imitated its own form."""
+    if OWN_FORM not in results:
+        return {}
+    deltas = {delta.name: delta for delta in compare_pair(results["SFT"], results[OWN_FORM]).deltas}
+    mean = deltas["Mean agreement"]
+    return {"own form - SFT": [mean.difference, mean.interval.low, mean.interval.high, mean.p_value]}
 
 
 async def demonstrations(policy: TrainablePolicy, count: int, seed: int) -> list[Trajectory]:
@@ -167,12 +178,14 @@ async def train_form(policy: TrainablePolicy, plan: Plan, folder: Path, seed: in
     planned = plan_attempts(environment().tasks("train", plan.imitated, seed + 2), 1, seed)
     episodes = await policy.roll_out(planned, environment, agent(0.0))
     own = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
+    say("imitated", {"episodes": len(own)})
+    if not own:
+        return
     settings = SFTSettings(
         num_epochs=2, batch_size=16, gradient_accumulation_steps=1, learning_rate=plan.form_lr, warmup_steps=5,
         scheduler_type="cosine", seed=seed,
     )  # fmt: skip
     await train_sft(policy, own, settings, folder / "form", say=lambda text: None)
-    say("imitated", {"episodes": len(own)})
 
 
 def rl_config(folder: Path, start: str, plan: Plan, seed: int, *keys: str) -> Any:
@@ -301,8 +314,9 @@ def read_results(out: Path, cases: Sequence[str], seeds: Sequence[str]) -> dict[
 
 
 def print_table(results: dict[str, Any]) -> None:
-    print("| case | demonstrations | untrained | SFT | SFT, best of 8 | GRPO | GRPO − SFT [95 %] | p | questions |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    """Questions, and the share of valid rubrics without constrained decoding, are after SFT, GRPO and its own form."""
+    columns = ("case", "demonstrations", "untrained", "SFT", "SFT, best of 8", "GRPO", "GRPO − SFT [95 %]", "p")
+    print(f"| {' | '.join((*columns, 'questions', 'valid'))} |\n|{'---|' * (len(columns) + 2)}")
     for label, result in results.items():
         if "policies" in result:
             print(f"| {label} | {' | '.join(cells(result))} |")
@@ -319,11 +333,20 @@ def cells(result: dict[str, Any]) -> list[str]:
     rows = result["policies"]
     agreement = {name: f"{row['agreement']:.3f}" for name, row in rows.items()}
     start = [str(result["demonstrations"]), agreement["untrained"], agreement["SFT"], f"{result['SFT best of 8']:.3f}"]
-    questions = " → ".join(f"{row['questions']:.2f}" for name, row in rows.items() if name != "untrained")
+    names = [name for name in rows if name != "untrained"]
+    questions = " → ".join(f"{rows[name]['questions']:.2f}" for name in names)
+    free = " → ".join(f"{100 * result['valid unconstrained'][name]:.0f} %" for name in names)
     if "GRPO" not in rows:
-        return [*start, "", "", "", questions]
+        return [*start, "", "", "", questions, free]
     difference, low, high, p_value = result["differences"]["Mean agreement"]
-    return [*start, agreement["GRPO"], f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]", f"{p_value:.1g}", questions]
+    return [
+        *start,
+        agreement["GRPO"],
+        f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]",
+        f"{p_value:.1g}",
+        questions,
+        free,
+    ]
 
 
 def main() -> None:

@@ -49,7 +49,9 @@ def test_recipes() -> None:
     config = resolve_train(["recipe=rubric"]).config
     assert config.agent.response_format == {"type": "regex", "regex": SHORT_REPLIES}
     assert config.hacking.action == "stop"
-    config = resolve_train(["recipe=rubric-reinforce"]).config
+    config = resolve_train(["recipe=rubric-reinforce", "trainer.required_figures.questions=1"]).config
+    assert config.trainer.required_figures == {"valid": 0.5, "questions": 1.0}
+    assert config.hacking.action == "stop"
     assert (config.agent.num_chains, config.trainer.total_training_steps) == (1, 100)
     assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-sum"
     assert "total [A-Za-z]" in reply_pattern()
