@@ -258,7 +258,7 @@ def test_the_most_likely_tokens_change_no_reply_and_are_the_cpus(renderer: Rende
     counts = (3, 0, MAX_TOP_LOGPROBS, 1)
     asked = [replace(one, top_logprobs=counts[number % 4]) for number, one in enumerate(plain)]
     on_cpu = generate(LocalEngine(Decoder(copy.deepcopy(model)), renderer, max_batch=48), asked)
-    for dtype, limit in ((torch.float32, 2e-3), (torch.bfloat16, None)):
+    for dtype, limit in ((torch.float32, 1e-2), (torch.bfloat16, None)):
         decoder = Decoder(copy.deepcopy(model).to("cuda", dtype))
         quiet, replies = (generate(LocalEngine(decoder, renderer, max_batch=48), batch) for batch in (plain, asked))
         assert [(one.ids, one.logprobs) for one in replies] == [(one.ids, one.logprobs) for one in quiet]

@@ -11,7 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -55,8 +55,9 @@ SWITCH_INTERVAL_SECONDS = 0.0002
 """Seconds for which a busy thread may hold Python's lock while another waits for it. The engine's thread releases it
 whenever it waits for the GPU; with Python's own 0.005 it would get it back later than the GPU has run a whole graph."""
 GraphKey = tuple[int, bool, bool, tuple[str, ...], bool]
-"""What decode steps are captured for: rows, whether any request filters its tokens, whether any asks for the most likely
-ones, the adapters that are computed, and whether any request is in a group that reads its shared prefix jointly."""
+"""What decode steps are captured for: rows, whether any request filters its tokens, whether any asks for the most
+likely ones, the adapters that are computed, and whether any request is in a group that reads its shared prefix
+jointly."""
 
 
 @dataclass(frozen=True)
@@ -358,7 +359,7 @@ class CudaRunner:
         state = (self.state.last_id, self.state.position, self.state.step)
         return self.capture_unchanged(state, lambda: self._decode_steps(*key), lambda: self._decode_step(*key, 0))
 
-    def _decode_steps(self, *key: Unpack[GraphKey]) -> None:
+    def _decode_steps(self, *key: *GraphKey) -> None:
         """All steps of a call, as one graph: each launch releases Python's lock, and regains it late among episodes."""
         for step in range(self.settings.steps_per_decode):
             self._decode_step(*key, step)
