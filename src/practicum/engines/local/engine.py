@@ -25,7 +25,7 @@ from torch import nn
 from practicum.chat.grammar import GrammarMatcher
 from practicum.chat.renderer import Renderer
 from practicum.chat.sampling_mask import encode_kept
-from practicum.engines.base import Generation, Request, SampledToken, Weights
+from practicum.engines.base import MAX_TOP_LOGPROBS, Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
 from practicum.engines.local.cuda_kv_cache import free_bytes
 from practicum.engines.local.kv_cache import (
@@ -172,8 +172,8 @@ class LocalEngine:
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.adapter != BASE:
             self._named_adapters().check(request.adapter)
-        if request.top_logprobs and self.runner.asynchronous:
-            raise UserError("The most likely tokens (top_logprobs) are reported on a CPU only.")
+        if request.top_logprobs > MAX_TOP_LOGPROBS:
+            raise UserError(f"At most {MAX_TOP_LOGPROBS} of the most likely tokens (top_logprobs) are reported.")
         max_new_tokens = min(request.sampling.max_tokens, context - len(request.ids))
         loop = asyncio.get_running_loop()
         running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
