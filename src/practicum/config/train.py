@@ -252,6 +252,8 @@ class TrainerConfig:
     """Steps in which only the critic is updated."""
     overlap: bool = False
     """Roll out the next batch while this one trains; it is then one step off-policy."""
+    max_staleness: int = at_least(0, 0)
+    """Steps that the batches rolled out beside the training are ahead of it, at most; 0: none is, the reference."""
     resume_mode: str = "auto"
     """`auto` (the newest checkpoint), `disable`, or `resume_path`."""
     resume_from_path: str | None = None

@@ -229,6 +229,10 @@ def _no_field(field: str, task: Task) -> UserError:
     )
 
 
+AttemptKey = tuple[str, int]
+"""The group of an episode and the number of the attempt."""
+
+
 class OnlineSource:
     """Rolls out the policy on a stream of tasks, `settings.num_chains` attempts at each of a step's tasks."""
 
@@ -259,6 +263,8 @@ class OnlineSource:
         name, weight = settings.group_reward, settings.group_reward_weight
         self.group_reward = None if name is None else find_group_reward(name, weight)
         self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size, shuffle_seed, more_tasks)
+        self.finished: dict[AttemptKey, Trajectory] = {}
+        """Episodes that were run before, by group and attempt: they are not run again."""
 
     def state(self) -> dict[str, Any]:
         return {"stream": self.stream.state()}
@@ -326,16 +332,21 @@ class OnlineSource:
         on_episode: OnEpisode | None = None,
         watcher: EpisodeWatcher | None = None,
     ) -> list[Trajectory]:
-        return await self.policy.roll_out(
-            plan_attempts(tasks, chains, self.settings.seed, label),
+        planned = plan_attempts(tasks, chains, self.settings.seed, label)
+        known = self.finished if agent is self.agent else {}
+        missing = [attempt for attempt in planned if (attempt.group, attempt.number) not in known]
+        played = await self.policy.roll_out(
+            missing,
             self.make_environment,
             agent,
             on_done=on_episode,
             watcher=watcher,
-            # During an overlapped update the weights change; the trainer gave the engine its copy beforehand.
-            refresh=not self.settings.overlap,
+            # While an update runs beside it the weights change; the trainer gave the engine its copy beforehand.
+            refresh=not self.settings.updates_during_rollouts,
             resources=self.resources,
         )
+        new = iter(played)
+        return [known.pop((attempt.group, attempt.number), None) or next(new) for attempt in planned]
 
 
 def greedy_agent(agent: Agent, untrained: Collection[str]) -> Agent:

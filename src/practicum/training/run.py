@@ -224,7 +224,8 @@ class Run:
         last = done == settings.total_training_steps
         interruptible, begun = self.trainer.stops_in_rollout, time.perf_counter()
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
-        self.policy.clear_engine_caches()
+        if not self.trainer.keeps_engine_caches:
+            self.policy.clear_engine_caches()
         scales = {"lr_scale": self.trainer.lr_scale, "clip_scale": self.trainer.clip_scale}
         try:
             with self._on_all_ranks("step", step=step, **scales):

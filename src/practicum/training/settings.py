@@ -127,6 +127,7 @@ class RLSettings:
     capped there. `mismatch_limit` is the mean |engine - learner| log-prob that stops the run.
     `overlap` rolls out the next step's batch while this one's is trained on: from the second step on, what is
     trained on was sampled by the weights of the step before, and ratios are taken against those.
+    `max_staleness` above 0 rolls out the batches of so many coming steps, while weights change between turns.
     """
 
     total_training_steps: int = at_least(1, 50)
@@ -157,6 +158,7 @@ class RLSettings:
     error_budget: float = default_of(AlgorithmConfig, "error_budget")
     mismatch_limit: float = at_least(0, MISMATCH_LIMIT)
     overlap: bool = default_of(TrainerConfig, "overlap")
+    max_staleness: int = default_of(TrainerConfig, "max_staleness")
     seed: int = default_of(TrainerConfig, "seed")
 
     def __post_init__(self) -> None:
@@ -200,6 +202,11 @@ class RLSettings:
     def optimizer(self) -> OptimizerSettings:
         """The policy's optimizer."""
         return OptimizerSettings(self.lr, self.weight_decay, grad_clip=self.grad_clip)
+
+    @property
+    def updates_during_rollouts(self) -> bool:
+        """Whether the learner updates its weights while episodes are under way."""
+        return self.overlap or self.max_staleness > 0
 
     @property
     def loss_aggregation(self) -> str:
@@ -388,6 +395,7 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
         error_budget=algorithm.error_budget,
         mismatch_limit=mismatch_limit(config),
         overlap=config.trainer.overlap,
+        max_staleness=config.trainer.max_staleness,
         seed=config.trainer.seed,
     )
     check_adapter(config)
