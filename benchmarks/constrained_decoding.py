@@ -55,9 +55,9 @@ def measure(
 
     def timed(running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
         nonlocal spent, rows
-        begun = time.thread_time()
+        started = time.thread_time()
         output = decode(running, end_ids)
-        spent += time.thread_time() - begun
+        spent += time.thread_time() - started
         rows += len(output.tokens)
         return output
 
@@ -74,10 +74,10 @@ def measure(
         finally:
             await engine.close()
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     count = sum(len(reply.ids) for reply in asyncio.run(run()))
     steps = engine.settings.steps_per_decode if form is None else 1
-    return spent / (rows * steps) * 1e6, (time.perf_counter() - begun) / count * 1e6
+    return spent / (rows * steps) * 1e6, (time.perf_counter() - started) / count * 1e6
 
 
 def main() -> None:
@@ -99,13 +99,16 @@ def main() -> None:
     else:
         loaded = loader.load(args.model, device.dtype, device.device)
     decoder, renderer = Decoder(loaded.model), Renderer(loaded.tokenizer, None, loaded.end_ids)
-    found: dict[str, list[Sequence[float]]] = {name: [] for name in FORMS}
+    seconds_by_form: dict[str, list[Sequence[float]]] = {name: [] for name in FORMS}
     for repeat in range(args.repeats + 1):  # the first one builds what is built once
         for name, form in FORMS.items():
             figures = measure(decoder, renderer, form, args.batch, args.tokens)
             if repeat:
-                found[name].append(figures)
-    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+                seconds_by_form[name].append(figures)
+    medians = {
+        name: [statistics.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in seconds_by_form.items()
+    }
     for name, (thread, wall) in medians.items():
         more = f"{thread / medians['free'][0] - 1:+.1%} and {wall / medians['free'][1] - 1:+.1%} against free"
         print(f"{name:7} {thread:8.1f} µs per token of the engine's thread, {wall:8.1f} of the clock ({more})")

@@ -57,9 +57,9 @@ def compare(record: Record, model: str) -> None:
                 sum(p.numel() * p.element_size() for name, p in loaded.model.named_parameters() if "_proj" in name)
                 / 2**20
             )
-            found = [logprobs(loaded, text) for text in TEXTS]
-            expected = expected or found
-            pairs = list(zip(expected, found, strict=True))
+            actual = [logprobs(loaded, text) for text in TEXTS]
+            expected = expected or actual
+            pairs = list(zip(expected, actual, strict=True))
             row["KL from bfloat16"] = float(torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pairs]).mean())
             row["same likeliest token"] = float(
                 torch.cat([(p.argmax(-1) == q.argmax(-1)).float() for p, q in pairs]).mean()
@@ -85,9 +85,9 @@ def logprobs(loaded: Any, text: str) -> Any:
 
 
 def command(record: Record, kind: str, name: str, *arguments: str) -> None:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", MAIN, *arguments], capture_output=True, text=True, check=False)
-    row = {"weights": kind, "command": name, "exit code": done.returncode, "seconds": time.perf_counter() - begun}
+    row = {"weights": kind, "command": name, "exit code": done.returncode, "seconds": time.perf_counter() - started}
     tail = (done.stderr + done.stdout if done.returncode else done.stdout).splitlines()[
         -(25 if done.returncode else 6) :
     ]

@@ -83,7 +83,7 @@ class Simulation:
         self.check()
 
     def decode(self, one: RunningRequest, ids: Sequence[int]) -> bool:
-        """Whether there was room for so many tokens of one request."""
+        """Whether there was room for this many tokens of one request."""
         if not self.kv_cache.reserve_steps(self.running, 4):
             return False
         for other in self.running:
