@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpu_legs.common import Row, Size, load_real, synchronise
 from practicum.agent import Agent
@@ -102,13 +103,14 @@ class Following:
         await self.engine.close()
 
 
-def make_engine(size: Size) -> tuple[LocalEngine, Renderer, str]:
+def make_engine(size: Size, **options: Any) -> tuple[LocalEngine, Renderer, str]:
     """An engine whose replies end at their token limit, and the name of its model."""
     loaded, what = load_real(size)
     template = "chatml" if what != "tiny" else None
     renderer, without_end = Renderer(loaded.tokenizer, template), Renderer(loaded.tokenizer, template)
     without_end.end_ids = ()  # for the engine only: the expert's replies are read up to their end token
-    return LocalEngine(Decoder(loaded.model), without_end, max_batch=min(256, size.episodes)), renderer, what
+    engine = LocalEngine(Decoder(loaded.model), without_end, max_batch=min(256, size.episodes), **options)
+    return engine, renderer, what
 
 
 async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, replay: bool, ledger: Ledger) -> Row:

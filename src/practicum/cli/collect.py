@@ -16,7 +16,7 @@ from practicum.cli.options import (
     rollout_fields,
 )
 from practicum.errors import UserError
-from practicum.utils.terminal import fit
+from practicum.utils.terminal import say
 
 if TYPE_CHECKING:
     from practicum.collector import CollectSettings
@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
         try:
             return verify(args)
         except UserError as error:  # 2 would mean that nothing diverged
-            print(f"practicum: {error}", file=sys.stderr)
+            say(f"practicum: {error}", sys.stderr)
             return 1
     for name in EXPLORATION_FLAGS:
         if vars(args)[name] is not None:
@@ -38,9 +38,9 @@ def run(argv: list[str]) -> int:
     from practicum.collector import collect  # brings torch, which is slow to import: not for --help
 
     result = collect(settings_from(args))
-    print(fit(result.describe(), sys.stdout))
+    say(result.describe())
     if result.unscored_warning is not None:
-        print(f"practicum: {result.unscored_warning}", file=sys.stderr)
+        say(f"practicum: {result.unscored_warning}", sys.stderr)
         return 1
     return 0
 
@@ -139,5 +139,5 @@ def verify(args: argparse.Namespace) -> int:
         0.7 if args.temperature_b is None else args.temperature_b,
     )
     check = verify_exploration(settings_from(args), args.task, temperatures, args.compare_steps or 10)
-    print(f"{check.replies.sentence}; episodes in {check.folder}")
+    say(f"{check.replies.sentence}; episodes in {check.folder}")
     return int(check.replies.status)

@@ -45,10 +45,12 @@ def make_model(
     url: str | None = None,
     temperature: float = 1.0,
     max_tokens: int = MAX_TOKENS,
+    dtype: str = "auto",
 ) -> Policy:
-    """Return a model by name: one of a server, or with `use_local` one that is loaded here in its own data type.
+    """Return a model by name: one of a server, or with `use_local` one that is loaded here.
 
-    `use_local` None follows USE_LOCAL_MODELS, `model_path` None LOCAL_MODEL_PATH, `url` None OPENAI_BASE_URL.
+    `use_local` None follows USE_LOCAL_MODELS, `model_path` None LOCAL_MODEL_PATH, `url` None OPENAI_BASE_URL. `dtype`
+    is of a local model: `auto` is bfloat16 on a GPU and float32 on a CPU.
     """
     sampling = Sampling(temperature, max_tokens=max_tokens)
     if use_local is None:
@@ -57,7 +59,9 @@ def make_model(
         path = model_path or os.environ.get("LOCAL_MODEL_PATH") or model
         if not path:
             raise UserError("A local model needs model_path (or LOCAL_MODEL_PATH): a folder, a run or a hub id.")
-        engine, renderer = local_engine(resolve_model(path), resolve_device())
+        engine, renderer = local_engine(
+            resolve_model(path), resolve_device(dtype=dtype, dtype_key="dtype", may_quantise=True)
+        )
         return Policy(engine, renderer, sampling=sampling)
     base = url or os.environ.get("OPENAI_BASE_URL")
     if not base:

@@ -208,6 +208,12 @@ def fit(text: str, stream: TextIO, indent: str = "    ") -> str:
     return "\n".join("\n".join(wrap(line, stream, indent)) for line in text.split("\n"))
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text at once, with lines that fit where the stream (stdout) is a terminal."""
+    stream = stream or sys.stdout
+    print(fit(text, stream), file=stream, flush=True)
+
+
 UNBREAKABLE = re.compile(r"\[[^\[\]\s]+, [^\[\]\s]+\]|\d %")
 """An interval or a share, which is read as one word."""
 NO_BREAK_SPACE = "\u00a0"

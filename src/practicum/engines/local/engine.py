@@ -25,7 +25,7 @@ from torch import nn
 from practicum.chat.grammar import GrammarMatcher
 from practicum.chat.renderer import Renderer
 from practicum.chat.sampling_mask import encode_kept
-from practicum.engines.base import Generation, Request, SampledToken, Weights
+from practicum.engines.base import MAX_TOP_LOGPROBS, Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
 from practicum.engines.local.cuda_kv_cache import free_bytes
 from practicum.engines.local.kv_cache import (
@@ -57,6 +57,7 @@ from practicum.engines.local.runner import (
     runner_for,
 )
 from practicum.engines.local.stats import EngineStats
+from practicum.engines.request_gate import RequestGate
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
@@ -135,8 +136,7 @@ class LocalEngine:
         self._ended_sessions: deque[str] = deque()
         self._ended_sessions_lock = threading.Lock()
         self._stop_strings = StopStrings(renderer.tokenizer)
-        self._num_open = 0
-        """Requests whose caller is waiting."""
+        self.gate = RequestGate()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._steps_since_admission = self._num_admitted = 0
@@ -172,8 +172,8 @@ class LocalEngine:
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.adapter != BASE:
             self._named_adapters().check(request.adapter)
-        if request.top_logprobs and self.runner.asynchronous:
-            raise UserError("The most likely tokens (top_logprobs) are reported on a CPU only.")
+        if request.top_logprobs > MAX_TOP_LOGPROBS:
+            raise UserError(f"At most {MAX_TOP_LOGPROBS} of the most likely tokens (top_logprobs) are reported.")
         max_new_tokens = min(request.sampling.max_tokens, context - len(request.ids))
         loop = asyncio.get_running_loop()
         running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
@@ -181,12 +181,9 @@ class LocalEngine:
             running.hashes = block_hashes(request.ids[:-1])
         if request.response_format is not None:
             running.matcher = await self.make_matcher(request.response_format)
-        self._send(running)
-        self._num_open += 1
-        try:
+        async with self.gate.request():
+            self._send(running)
             return await running.future
-        finally:
-            self._num_open -= 1
 
     async def make_matcher(self, response_format: Mapping[str, Any]) -> GrammarMatcher:
         """The grammar of a reply; one that is new is compiled beside the event loop."""
@@ -277,7 +274,7 @@ class LocalEngine:
 
     def weights_changed(self, version: int) -> None:
         """Count replies from here on to `version`. No request may be under way."""
-        if self._num_open:
+        if self.gate.num_open:
             raise EngineError("weights changed while requests were under way")
         self._inbox.put(version)
 
@@ -317,7 +314,7 @@ class LocalEngine:
                 item = self._inbox.get(block=idle)
             except queue.Empty:
                 if not gather or num_received == num_seen or num_received >= self.max_batch:
-                    if gather:  # none of those that came together waits for the others' first steps
+                    if gather:
                         self._admit(at_once=True)
                     return True
                 num_seen = num_received
@@ -375,12 +372,15 @@ class LocalEngine:
         self._end_sessions()
 
     def _admit(self, at_once: bool = False) -> None:
-        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits."""
+        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits.
+
+        `at_once`: the engine was idle, and none of those that came together waits for the others' first steps.
+        """
         interval = 0 if at_once else self.runner.admission_interval
         if self._running and self._steps_since_admission < interval:
             return
         self._steps_since_admission = 0
-        decoding = bool(self._running) or not self.runner.asynchronous
+        decoding = (bool(self._running) and not at_once) or not self.runner.asynchronous
         while self.waiting and len(self._running) < self._batch_limit:
             try:
                 wave = self._next_wave()

@@ -79,9 +79,11 @@ def apply(message: bytes, targets: Mapping[str, Tensor], current: int | None) ->
     """Copy a message's weights into tensors in place; returns their version.
 
     `current` is the version that the tensors have, None for none. Raises WeightsRefused, with no tensor changed, unless
-    every tensor will be what the sender has.
+    the message is newer than that and every tensor will be what the sender has.
     """
     metadata = _metadata(message)
+    if current is not None and int(metadata["version"]) <= current:
+        raise WeightsRefused(f"the message has version {metadata['version']}, and the weights here are {current}")
     try:
         parts = safetensors.torch.load(message)
         records = {name: TensorRecord(*record) for name, record in json.loads(metadata["tensors"]).items()}
