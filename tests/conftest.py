@@ -6,7 +6,7 @@ import copy
 import os
 import signal
 
-# A job that a shell starts in the background ignores SIGINT, and its children inherit that: tests of Ctrl-C would wait for ever.
+# A job that a shell starts in the background ignores SIGINT; tests of Ctrl-C would then wait without end.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: idle threads must not spin beside the tests
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
