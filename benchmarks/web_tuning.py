@@ -44,9 +44,10 @@ VARIANTS: dict[str, tuple[str, list[str]]] = {
     "52-rate-2e-4": ("52", ["grpo_lr=2e-4"]),
     "208": ("208", []),
     "13-templates": ("13-templates", []),
-    "13-templates-wide": ("13-templates", ["grpo_tasks=24", "grpo_updates=2"]),
-    "13-templates-2e-4-kl": ("13-templates", ["grpo_lr=2e-4", "grpo_kl=0.02"]),
-    "13-templates-updates": ("13-templates", ["grpo_updates=3", "grpo_kl=0.02"]),
+    "13-templates-kl": ("13-templates", ["grpo_kl=0.05"]),
+    "13-templates-2e-4-kl": ("13-templates", ["grpo_lr=2e-4", "grpo_kl=0.05"]),
+    "13-templates-updates": ("13-templates", ["grpo_updates=2", "grpo_kl=0.05"]),
+    "13-templates-wide": ("13-templates", ["grpo_tasks=24", "grpo_updates=2", "grpo_kl=0.05"]),
 }
 """Start and budget of GRPO."""
 
