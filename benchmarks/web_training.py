@@ -318,13 +318,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/web"))
     parser.add_argument("--env", default="web", help="another environment with the same options")
     parser.add_argument("--split", default="test", help="templates to evaluate on; val for tuning")
+    parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
     parser.add_argument("--results", type=Path, help="JSON file for the figures")
     parser.add_argument("--smoke", action="store_true", help="the smallest budget: a minute")
     parser.add_argument("budget", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(argv)
     budget = read_budget(args.budget, SMOKE if args.smoke else Budget())
     stages = Stages(args.out, args.model, args.seed, budget, args.env, args.split)
-    stages.run()
+    stages.run(STAGES[: STAGES.index(args.until) + 1])
+    if args.until != STAGES[-1]:
+        return
     results = stages.results()
     rates = template_rates(results, stages.templates())
     print("\n" + "\n".join([*stage_table(results), "", *template_table(rates)]))
