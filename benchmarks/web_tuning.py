@@ -25,10 +25,11 @@ from practicum.data.run_folder import METRICS
 
 ENVIRONMENT = f"{Path(__file__).with_name('web_without_browser.py')}:WebWithoutBrowser"
 STARTS: dict[str, list[str]] = {
-    "104": [],
-    "52": ["demonstrations=52", "bc_epochs=16"],
-    "208": ["demonstrations=208", "bc_epochs=4"],
-    "13-templates": ["demonstrated_templates=13"],
+    "13-templates": [],
+    "8-templates": ["demonstrated_templates=8"],
+    "104": ["demonstrated_templates=0"],
+    "52": ["demonstrated_templates=0", "demonstrations=52", "bc_epochs=16"],
+    "208": ["demonstrated_templates=0", "demonstrations=208", "bc_epochs=4"],
 }
 """Budgets of BC."""
 VARIANTS: dict[str, tuple[str, list[str]]] = {
