@@ -77,6 +77,8 @@ class Budget:
     grpo_updates: int = 1
     """Updates of one step, of as many tasks each."""
     grpo_lr: float = 1e-4
+    grpo_temperature: float = 1.0
+    """At 1 a model that imitates hardly varies its replies, and all episodes of a task end alike."""
     grpo_kl: float = 0.0
     """Coefficient of the KL divergence to the BC model in GRPO's loss."""
     grpo_validations: int = 5
@@ -214,7 +216,7 @@ class Stages:
             f"data.val_batch_size={budget.validation}", "trainer.val_before_train=true",
             f"trainer.test_freq={math.ceil(budget.grpo_steps / budget.grpo_validations)}",
             f"{ACTOR}.ppo_mini_batch_size={budget.grpo_tasks // budget.grpo_updates}",
-            f"{ACTOR}.optim.lr={budget.grpo_lr}",
+            f"{ACTOR}.optim.lr={budget.grpo_lr}", f"actor_rollout_ref.rollout.temperature={budget.grpo_temperature}",
             *([f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_coef={budget.grpo_kl}"] if budget.grpo_kl else []),
             f"trainer.total_training_steps={budget.grpo_steps}", "trainer.save_freq=3", f"trainer.seed={self.seed}",
             f"trainer.default_local_dir={self.out}", "trainer.project_name=grpo", "trainer.experiment_name=run",
