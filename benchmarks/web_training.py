@@ -53,9 +53,8 @@ class Budget:
 
     demonstrations: int = 104
     """Tasks that the expert plays, one episode each."""
-    demonstrated_templates: int = 13
-    """Training templates that the expert's tasks are of, drawn by the seed; 0 for all 26. GRPO's tasks are of all: a
-    model that has seen demonstrations of all solves 98 % of new training tasks, and GRPO has nothing to learn from."""
+    demonstrated_templates: int = 0
+    """Training templates that the expert's tasks are of, drawn by the seed; 0 for all 26. GRPO's tasks are of all."""
     bc_epochs: int = 8
     bc_validations: int = 4
     """Checkpoints of BC, the same number of updates apart, of which the best on validation templates is kept: more
@@ -64,24 +63,24 @@ class Budget:
     bc_lr: float = 5e-4
     validation: int = 78
     """Tasks of the validation templates on which checkpoints of BC and of GRPO are evaluated."""
-    logged_tasks: int = 40
+    logged_tasks: int = 24
     """Tasks that the BC model plays for DPO."""
     logged_chains: int = 8
     """Episodes of each."""
     dpo_epochs: int = 2
     dpo_lr: float = 5e-5
-    grpo_steps: int = 30
+    grpo_steps: int = 36
     grpo_tasks: int = 12
     """Tasks of one step."""
     grpo_chains: int = 8
     grpo_updates: int = 1
     """Updates of one step, of as many tasks each."""
-    grpo_lr: float = 1e-4
+    grpo_lr: float = 2e-4
     grpo_temperature: float = 1.0
     """At 1 a model that imitates hardly varies its replies, and all episodes of a task end alike."""
-    grpo_kl: float = 0.0
+    grpo_kl: float = 0.05
     """Coefficient of the KL divergence to the BC model in GRPO's loss."""
-    grpo_validations: int = 5
+    grpo_validations: int = 6
     """Validations after the first step, the same number of steps apart."""
     held_out: int = 198
     """Tasks of the held-out templates that every policy is evaluated on."""

@@ -25,37 +25,23 @@ from practicum.data.run_folder import METRICS
 
 ENVIRONMENT = f"{Path(__file__).with_name('web_without_browser.py')}:WebWithoutBrowser"
 STARTS: dict[str, list[str]] = {
-    "13-templates": [],
-    "8-templates": ["demonstrated_templates=8"],
-    "104": ["demonstrated_templates=0"],
-    "52": ["demonstrated_templates=0", "demonstrations=52", "bc_epochs=16"],
-    "208": ["demonstrated_templates=0", "demonstrations=208", "bc_epochs=4"],
+    "104": [],
+    "52": ["demonstrations=52", "bc_epochs=16"],
+    "208": ["demonstrations=208", "bc_epochs=4"],
+    "13-templates": ["demonstrated_templates=13"],
 }
 """Budgets of BC."""
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "default": ("104", []),
-    "rate-5e-5": ("104", ["grpo_lr=5e-5"]),
-    "kl": ("104", ["grpo_kl=0.05"]),
-    "rate-2e-4-kl": ("104", ["grpo_lr=2e-4", "grpo_kl=0.05"]),
-    "updates": ("104", ["grpo_updates=3", "grpo_lr=5e-5"]),
-    "wide": ("104", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
+    "rate-1e-4": ("104", ["grpo_lr=1e-4", "grpo_kl=0"]),
+    "updates": ("104", ["grpo_updates=3", "grpo_lr=5e-5", "grpo_kl=0"]),
+    "hot": ("104", ["grpo_temperature=2"]),
     "52": ("52", []),
-    "52-updates": ("52", ["grpo_updates=3", "grpo_lr=1e-4", "grpo_kl=0.02"]),
-    "52-wide": ("52", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
-    "52-rate-2e-4": ("52", ["grpo_lr=2e-4"]),
-    "52-hot": ("52", ["grpo_temperature=2", "grpo_kl=0.01", "grpo_lr=2e-4"]),
-    "52-hotter": ("52", ["grpo_temperature=3", "grpo_kl=0.01", "grpo_lr=2e-4"]),
-    "104-hot": ("104", ["grpo_temperature=2", "grpo_kl=0.01", "grpo_lr=2e-4"]),
+    "52-rate-1e-4": ("52", ["grpo_lr=1e-4", "grpo_kl=0"]),
+    "52-hotter": ("52", ["grpo_temperature=3", "grpo_kl=0.01"]),
     "208": ("208", []),
     "13-templates": ("13-templates", []),
-    "13-templates-kl": ("13-templates", ["grpo_kl=0.05"]),
-    "hot": ("13-templates", ["grpo_temperature=2", "grpo_kl=0.01"]),
-    "hotter": ("13-templates", ["grpo_temperature=3", "grpo_kl=0.01"]),
-    "hot-updates": ("13-templates", ["grpo_temperature=2", "grpo_kl=0.01", "grpo_updates=2"]),
-    "hot-2e-4": ("13-templates", ["grpo_temperature=2", "grpo_kl=0.02", "grpo_lr=2e-4"]),
-    "13-templates-2e-4-kl": ("13-templates", ["grpo_lr=2e-4", "grpo_kl=0.05"]),
-    "13-templates-updates": ("13-templates", ["grpo_updates=2", "grpo_kl=0.05"]),
-    "13-templates-wide": ("13-templates", ["grpo_tasks=24", "grpo_updates=2", "grpo_kl=0.05"]),
+    "13-templates-hot": ("13-templates", ["grpo_temperature=2", "grpo_kl=0.02"]),
 }
 """Start and budget of GRPO."""
 
