@@ -126,6 +126,26 @@ async def rewarding(task: ExternalTask) -> None:
         assert wrong.status_code == 400
 
 
+async def choosing(task: ExternalTask) -> float:
+    """Asks for three replies and goes on from the last one; its reward is 1."""
+    async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {task.api_key}"
+        asked = {"model": "m", "messages": task.messages, "n": 3}
+        choices = (await client.post("/chat/completions", json=asked)).json()["choices"]
+        messages = [*task.messages, choices[2]["message"], {"role": "user", "content": "Are you sure?"}]
+        await client.post("/chat/completions", json={"model": "m", "messages": messages})
+    return 1.0
+
+
+async def voting(task: ExternalTask) -> float:
+    """Asks three times, one request after the other, and uses all replies."""
+    async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {task.api_key}"
+        for _ in range(3):
+            await client.post("/chat/completions", json={"model": "m", "messages": task.messages})
+    return 1.0
+
+
 async def silent(task: ExternalTask) -> None:
     """Calls the model and reports nothing."""
     async with httpx.AsyncClient(timeout=60) as client:
