@@ -156,3 +156,15 @@ async def silent(task: ExternalTask) -> None:
 def idle(task: ExternalTask) -> str:
     """Answers without the model."""
     return "12"
+
+
+async def delegating(task: ExternalTask) -> float:
+    """Asks the manager and gives its word to the worker; rewarded by the length of the worker's reply."""
+    async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {task.api_key}"
+        replies = []
+        for role, messages in (("manager", task.messages), ("worker", None)):
+            asked = messages or [{"role": "user", "content": f"Add 3: {replies[0]}"}]
+            answer = await client.post("/chat/completions", json={"model": role, "messages": asked})
+            replies.append(answer.json()["choices"][0]["message"]["content"] or "")
+    return float(len(replies[1]) % 7)

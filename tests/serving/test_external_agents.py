@@ -94,6 +94,18 @@ def test_the_record_is_the_agent_loops(model: Any, renderer: Renderer, name: str
     assert num_turns > 1, "the model never called its tool: nothing was continued"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chat", "streaming_chat", "responses", "messages_api"])
+def test_250_episodes_have_no_accidental_branch(model: Any, renderer: Renderer, name: str) -> None:
+    """1,000 in all."""
+    found = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"), 125)
+    turns = [turn for episode in found for turn in episode.turns]
+    assert len(found) == 250
+    assert all(episode.outcome.scored for episode in found)
+    assert len(turns) > 300
+    assert {turn.branch_reason for turn in turns} == {""}
+
+
 def test_what_the_agent_asks_for_is_recorded_and_the_run_decides(model: Any, renderer: Renderer) -> None:
     [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), 1)
     assert episode.turns[0].info == {"asked": {"temperature": 0.3}, "model": "gpt-4o"}
