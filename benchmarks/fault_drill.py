@@ -46,7 +46,7 @@ def command(folder: Path, name: str, steps: int, several: bool) -> list[str]:
 
 def own_processes(folder: Path) -> list[tuple[str, psutil.Process]]:
     """The processes of the drill by kind: those whose working folder is the drill's."""
-    found = []
+    results = []
     for process in psutil.process_iter():
         try:
             if Path(process.cwd()) != folder:
@@ -60,8 +60,8 @@ def own_processes(folder: Path) -> list[tuple[str, psutil.Process]]:
             ("ray::RankActor", "supervisor"),
         ):
             if part in words:
-                found.append((kind, process))
-    return found
+                results.append((kind, process))
+    return results
 
 
 def disturb(folder: Path, driver: subprocess.Popen[bytes], rng: random.Random, counts: dict[str, int]) -> None:

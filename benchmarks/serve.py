@@ -68,14 +68,14 @@ class Rate(NamedTuple):
 
 def make_requests(model: str, count: int, seed: int, longest: int | None = None) -> list[Request]:
     rng = random.Random(seed)
-    longest, made = longest or LONGEST.get(model, DEFAULT_LONGEST), []
-    for number in range(count):
+    longest, requests = longest or LONGEST.get(model, DEFAULT_LONGEST), []
+    for index in range(count):
         prompt = tuple(
             rng.randrange(300, 700) for _ in range(rng.randint(20, LONGEST_PROMPT.get(model, DEFAULT_LONGEST_PROMPT)))
         )
         length = round(math.exp(rng.uniform(math.log(4), math.log(longest))))
-        made.append(Request(prompt, Sampling(max_tokens=length, seed=number), NO_TASK, Observation(), ()))
-    return made
+        requests.append(Request(prompt, Sampling(max_tokens=length, seed=index), NO_TASK, Observation(), ()))
+    return requests
 
 
 def engine_replies(
@@ -88,9 +88,9 @@ def engine_replies(
 
     async def run() -> tuple[Rate, list[tuple[int, str]]]:
         await asyncio.gather(*(engine.generate(request) for request in warm_up(requests, device)))
-        begun, used = time.perf_counter(), time.process_time()
+        started, used = time.perf_counter(), time.process_time()
         replies = await asyncio.gather(*(engine.generate(request) for request in requests))
-        took = Rate(time.perf_counter() - begun, time.process_time() - used)
+        took = Rate(time.perf_counter() - started, time.process_time() - used)
         await engine.close()
         return took, [(len(reply.ids), renderer.decode(reply.ids)) for reply in replies]
 
@@ -147,7 +147,7 @@ async def ask(
     if not stream:
         answer = await client.post("completions", json=body(model, request, False))
         return answer.json()["choices"][0]["text"], None
-    text, first, begun, ends = "", None, time.perf_counter(), 0
+    text, first, started, ends = "", None, time.perf_counter(), 0
     async with client.stream("POST", "completions", json=body(model, request, True)) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
@@ -155,7 +155,7 @@ async def ask(
                 ends += 1
             elif line.startswith("data: "):
                 if first is None:
-                    first = time.perf_counter() - begun
+                    first = time.perf_counter() - started
                     on_first()
                 text += json.loads(line[6:])["choices"][0]["text"]
     assert ends == 1, f"the stream ended {ends} times"
@@ -171,9 +171,9 @@ async def rate(server: Server, model: str, requests: list[Request], texts: list[
     """How long a server takes; its replies must be these texts, where they are given."""
     used = server.processor_seconds()
     async with open_client(server.url) as client:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         answers = await asyncio.gather(*(ask(client, model, request, stream) for request in requests))
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     assert texts is None or [text for text, _ in answers] == texts, "a served reply is not the engine's"
     return Rate(seconds, server.processor_seconds() - used)
 
@@ -188,9 +188,9 @@ async def llama_rate(server: Server, requests: list[Request]) -> tuple[Rate, int
 
     used = server.processor_seconds()
     async with open_client(server.url) as client:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         counts = await asyncio.gather(*(ask_llama(client, request) for request in requests))
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     return Rate(seconds, server.processor_seconds() - used), sum(counts)
 
 

@@ -53,10 +53,10 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="session")
 def llama_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """The tiny tokenizer with Llama-3's special tokens added."""
-    made = copy.deepcopy(tokenizer)
+    result = copy.deepcopy(tokenizer)
     names = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    made.add_special_tokens({"additional_special_tokens": names, "bos_token": names[0]})
-    return made
+    result.add_special_tokens({"additional_special_tokens": names, "bos_token": names[0]})
+    return result
 
 
 @pytest.fixture(scope="session")

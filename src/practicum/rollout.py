@@ -492,7 +492,7 @@ async def run_episodes(
     engine: Engine,
     renderer: Renderer,
     *,
-    concurrency: int = 64,
+    concurrency: int | asyncio.Semaphore = 64,
     retries: int = 0,
     provenance: Mapping[str, Any] | None = None,
     on_done: Callable[[Trajectory], None] | None = None,
@@ -504,12 +504,13 @@ async def run_episodes(
 
     An episode that ends unscored is run again up to `retries` times. `on_done` is called with each result as it
     comes; `watcher` follows the first episode. `policies` are those of roles that do not act with `engine`.
-    `resources` are those of a run; without any, what the environment needs is opened for these episodes.
+    `resources` are those of a run; without any, what the environment needs is opened for these episodes. A semaphore as
+    `concurrency` limits the episodes of all rollouts that share it, those that came first before others.
     """
     planned = list(planned)
     if len(planned) >= FREEZE_GC_MIN_EPISODES:
         freeze_gc(engine)
-    semaphore = asyncio.Semaphore(concurrency)
+    semaphore = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
 
     async def run_one(attempt: Attempt) -> Trajectory:
         async with semaphore:

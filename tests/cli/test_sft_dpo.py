@@ -205,8 +205,8 @@ def before_update(
         calls += 1
         if calls == number:
             act()
-        found: dict[str, float] = update(*rest)
-        return found
+        result: dict[str, float] = update(*rest)
+        return result
 
     monkeypatch.setattr(module, name, acting)
 
@@ -271,9 +271,9 @@ def test_the_best_weights_are_the_result_however_often_it_saves(
     monkeypatch.setattr(sft_module, "evaluation_loss", lambda *_: {"eval/loss": next(losses)})
     more = [f"training.save_steps={save_steps}", "training.eval_steps=1", "training.save_total_limit=1"]
     assert main(asked("sft", ["--episodes", str(demonstrations)], tmp_path, *more)) == 0
-    told = capsys.readouterr().out
-    assert "The best weights by eval/loss are those of step 2" in told
-    assert "best eval loss 1.0000 at step 2" in told
+    output = capsys.readouterr().out
+    assert "The best weights by eval/loss are those of step 2" in output
+    assert "best eval loss 1.0000 at step 2" in output
     kept, last = (load_file(tmp_path / name / "model.safetensors") for name in ("global_step_2/actor", "model"))
     assert all(torch.equal(kept[key], last[key]) for key in kept)
 

@@ -91,19 +91,19 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_problems_of_all_stages_have_all_levels_and_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, list[Task]] = {}
+    results: dict[str, list[Task]] = {}
 
     async def stages(quick: Quickstart) -> None:
         demonstrations = await quick.collect_demonstrations()
         assert all(episode.reward == 1 for episode in demonstrations)
-        found["demonstrations"] = [episode.task for episode in demonstrations]
-        found["RL"] = quick.rl_tasks(12)
-        found["evaluation"] = list(quick.panel.tasks)
+        results["demonstrations"] = [episode.task for episode in demonstrations]
+        results["RL"] = quick.rl_tasks(12)
+        results["evaluation"] = list(quick.panel.tasks)
 
     monkeypatch.setattr(Quickstart, "run_stages", stages)
     asyncio.run(Quickstart(tmp_path, 0, default_plan(0, demonstrations=50), say=lambda text: None).run())
-    assert all(levels_of(tasks) == {1, 2, 3, 4} for tasks in found.values())
-    questions = [task.fields["question"] for tasks in found.values() for task in tasks]
+    assert all(levels_of(tasks) == {1, 2, 3, 4} for tasks in results.values())
+    questions = [task.fields["question"] for tasks in results.values() for task in tasks]
     assert len(set(questions)) == len(questions)
 
 

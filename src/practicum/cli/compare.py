@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from practicum.utils.terminal import say
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -42,7 +44,7 @@ def run(argv: list[str]) -> int:
         from practicum.evaluation.plots import draw
 
         paths = draw(report.comparison, args.plots, args.level)
-        print(f"pictures: {', '.join(str(path) for path in paths)}", file=sys.stderr)
+        say(f"pictures: {', '.join(str(path) for path in paths)}", sys.stderr)
     return 0 if all(map(has_verdict, report.comparison.comparisons)) else 1
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from practicum.errors import UserError, did_you_mean
+from practicum.utils.terminal import say
 
 if TYPE_CHECKING:
     from practicum.agent import Deadlines, ExternalAgent
@@ -205,7 +206,7 @@ def environment_options(args: argparse.Namespace) -> dict[str, Any]:
 def print_warnings(warnings: Iterable[str]) -> None:
     """Print what a dry run found to be missing on this machine."""
     for warning in warnings:
-        print(f"practicum: warning: {warning}", file=sys.stderr)
+        say(f"practicum: warning: {warning}", sys.stderr)
 
 
 def normalize_flags(argv: list[str]) -> list[str]:

@@ -147,6 +147,8 @@ class RolloutConfig:
     """Tokens of one reply, at most, where agent.max_tokens_per_turn is null."""
     num_workers: int = at_least(0, 0)
     """Ray processes that run the episodes, each an engine with its environments; 0: the learner's own process."""
+    min_workers: int | None = at_least(1, None)
+    """Workers with which a rollout begins, while the others start or wait for a machine to join; null: num_workers."""
     max_num_seqs: int | None = at_least(1, None)
     """Replies decoded at once; null: 256 on a GPU, else 64."""
     kv_cache_gib: float | None = above(0, None)

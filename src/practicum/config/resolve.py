@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 
 from practicum.config.actor_rollout_ref import ENGINES
+from practicum.config.asynchrony import check_asynchrony
 from practicum.config.dpo import DPOConfig
 from practicum.config.fields import check_fields
 from practicum.config.overrides import (
@@ -385,6 +386,7 @@ def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
     check_workers(config)
     if (num_ranks := check_ranks(config, chosen)) > 1:
         _check_several_ranks(config, num_ranks)
+    check_asynchrony(config, num_ranks)
 
 
 def check_ranks(config: TrainConfig | SFTConfig | DPOConfig, chosen: Set[str]) -> int:
@@ -425,7 +427,9 @@ def ranks_asked_for(config: TrainConfig | SFTConfig | DPOConfig, chosen: Set[str
 
 def check_workers(config: TrainConfig) -> None:
     """Refuse what rollout workers cannot do yet."""
-    num_workers = config.actor_rollout_ref.rollout.num_workers
+    num_workers, fewest = config.actor_rollout_ref.rollout.num_workers, config.actor_rollout_ref.rollout.min_workers
+    if fewest is not None and fewest > num_workers:
+        raise UserError(f"{ROLLOUT_WORKERS}={num_workers} are fewer than rollout.min_workers={fewest}; lower that.")
     if not num_workers:
         return
     for key, refused, why in NOT_WITH_WORKERS:

@@ -242,6 +242,8 @@ class TrainerConfig:
     """Steps between validations; 0 and below: none."""
     val_before_train: bool = True
     """Validate before the first step."""
+    required_figures: dict[str, float] = field(default_factory=dict)
+    """Figures of the environment, and the means that the validation before the first step must reach to go on."""
     best_metric: str = "val/success/mean"
     """Metric that says which checkpoint is the best."""
     early_stopping_patience: int = at_least(0, 0)
@@ -250,6 +252,8 @@ class TrainerConfig:
     """Steps in which only the critic is updated."""
     overlap: bool = False
     """Roll out the next batch while this one trains; it is then one step off-policy."""
+    max_staleness: int = at_least(0, 0)
+    """Steps that the batches rolled out beside the training are ahead of it, at most; 0: none is, the reference."""
     resume_mode: str = "auto"
     """`auto` (the newest checkpoint), `disable`, or `resume_path`."""
     resume_from_path: str | None = None

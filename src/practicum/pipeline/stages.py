@@ -235,11 +235,11 @@ def check_tasks(config: PipelineConfig) -> None:
     set of a hub id is fetched."""
     if config.data.affine.dataset is not None:
         fetch_dataset(config.data.affine.dataset, config.data.affine.buffer_size)
-    wanted = [(name, "train", count, config.seed + 1) for name, count in demonstrations(config).items()]
-    wanted += [
+    requirements = [(name, "train", count, config.seed + 1) for name, count in demonstrations(config).items()]
+    requirements += [
         (name, "test", config.evaluation.num_eval_samples, config.seed) for name in evaluated_environments(config)
     ]
-    for name, split, count, seed in wanted:
+    for name, split, count, seed in requirements:
         registry.environment_class(name)(**environment_options(config, name)).tasks(split, count, seed)
     train = rl_config(config)
     agent = train.agent

@@ -107,8 +107,8 @@ def _with_distinct_names(runs: list[RunFolder]) -> list[RunFolder]:
     """Name each run by the fewest last parts of its path that distinguish all runs."""
     paths = [(run.result or run.folder).absolute() for run in runs]
     short = [path.with_suffix("") if path.suffix in (".json", ".run") else path for path in paths]
-    taken = Counter(short)
-    paths = [path if taken[plain] > 1 else plain for path, plain in zip(paths, short, strict=True)]
+    name_counts = Counter(short)
+    paths = [path if name_counts[plain] > 1 else plain for path, plain in zip(paths, short, strict=True)]
     named = list(runs)
     for length in range(1, 1 + max((len(path.parts) for path in paths), default=0)):
         names = ["/".join(path.parts[-length:]) for path in paths]

@@ -37,6 +37,7 @@ from practicum.rollout import MakeEnvironment, with_models
 from practicum.sandbox import base as sandbox
 from practicum.task import Task
 from practicum.training import ranks
+from practicum.training.async_source import AsyncSource
 from practicum.training.checkpoint import check_continuation, keep_stored_defaults, record_version
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.follower_rank import run_follower
@@ -362,10 +363,11 @@ def check_components(config: TrainConfig, components: RunComponents) -> None:
     has_roles = config.agent.roles or config.agent.train_roles is not None
     if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
         check_roles(config, components.environment)
-    if components.resources.has_state and (ranks.num_ranks() > 1 or config.actor_rollout_ref.rollout.num_workers):
+    several = ranks.num_ranks() > 1 or config.actor_rollout_ref.rollout.num_workers
+    if components.resources.has_state and (several or config.trainer.max_staleness):
         raise UserError(
-            f"The episodes of '{components.environment.name}' write to what they share, which several ranks or rollout "
-            "workers do not share yet; start one process."
+            f"The episodes of '{components.environment.name}' write to what they share, which several ranks, rollout "
+            "workers or batches at the same time do not share yet; start one process with trainer.max_staleness=0."
         )
 
 
@@ -392,7 +394,8 @@ def build_trainer(
     if num_workers := config.actor_rollout_ref.rollout.num_workers:
         from practicum.training.cluster.worker_pool import RolloutWorkerPool  # which imports this module
 
-        policy.workers = RolloutWorkerPool(config, folder, components, num_workers, say)
+        min_workers = min(num_workers, config.actor_rollout_ref.rollout.min_workers or num_workers)
+        policy.workers = RolloutWorkerPool(config, folder, components, num_workers, min_workers, say)
     if environment.model_names():
         models = asked_models(policy, environment, agent, config)
         components = replace(components, make_environment=with_models(components.make_environment, models))
@@ -401,10 +404,12 @@ def build_trainer(
     if logged is not None:
         source, critic = logged.make_source(policy, agent, settings, say), None
     else:
-        source = OnlineSource(
+        source = online = OnlineSource(
             policy, tasks, components.make_environment, agent, settings, watcher, *task_order(components, config),
             components.resources,
         )  # fmt: skip
+        if settings.max_staleness:
+            source = AsyncSource(online)
         critic = load_critic(config, on) if ESTIMATORS[settings.adv_estimator].needs_critic else None
     evaluate = build_evaluation(config, components, policy, on_validation) if validates(config) else None
     trainer = RLTrainer(policy, source, settings, critic, evaluate, on_episode, on_micro_batch, components.resources)
@@ -464,7 +469,7 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
         limits=MicroBatchLimits(limit, actor.ppo_micro_batch_size_per_gpu),
         logprob_limits=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
         make_engine=engine_maker(config, folder, on),
-        separate_engine_weights=config.trainer.overlap,
+        separate_engine_weights=engine_has_weights(config),
         sharding=sharding_settings(config),
     )
     policy.concurrency = config.agent.concurrency or policy.concurrency
@@ -473,6 +478,12 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
     for model in policy.models:
         model.decoder.checkpointing = config.actor_rollout_ref.model.enable_gradient_checkpointing
     return policy
+
+
+def engine_has_weights(config: TrainConfig) -> bool:
+    """Whether the engine of this process samples during updates, and needs trained weights of its own."""
+    ahead = config.trainer.max_staleness > 0 and not config.actor_rollout_ref.rollout.num_workers
+    return config.trainer.overlap or ahead
 
 
 def sharding_settings(config: TrainConfig) -> ShardingSettings | None:

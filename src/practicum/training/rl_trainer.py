@@ -22,6 +22,7 @@ from practicum.algorithms import losses
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.resources import RunResources
+from practicum.training.async_source import AsyncSource
 from practicum.training.critic import Critic, ValuedSample, explained_variance, with_next_state
 from practicum.training.estimators import ESTIMATORS, Advantages, TokenRewards, estimate, token_rewards
 from practicum.training.learner import learning_rate, utilisation
@@ -93,15 +94,17 @@ class RLTrainer(Trainer):
             )
         if sampling.temperature <= 0:
             raise UserError("Training needs a temperature above 0: greedy chains are all alike.")
-        if settings.overlap and not all(model.has_engine_weights for model in policy.models):
-            raise ValueError("overlap needs an engine with weights of its own")
+        own_weights = policy.workers is not None or all(model.has_engine_weights for model in policy.models)
+        if settings.updates_during_rollouts and not own_weights:
+            raise ValueError("updates during rollouts need an engine with weights of its own")
         self.policy = policy
         self.source = source
         self.settings = settings
         self.roles = settings.estimation.train_roles
         """The trained roles; None: all."""
         self._check_roles()
-        self.stops_in_rollout = not settings.overlap and not dist.is_initialized()
+        self.stops_in_rollout = not settings.updates_during_rollouts and not dist.is_initialized()
+        self.keeps_engine_caches = settings.max_staleness > 0
         self.evaluate = evaluate
         self.resources = resources if resources is not None else RunResources({})
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
@@ -173,6 +176,8 @@ class RLTrainer(Trainer):
         }
 
     async def close(self) -> None:
+        if isinstance(self.source, AsyncSource):
+            await self.source.close()
         await self.resources.close()
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -194,6 +199,8 @@ class RLTrainer(Trainer):
         """Collect the batch of a step and train on it."""
         if self.settings.overlap:
             return await self._step_overlapped(step)
+        if self.settings.max_staleness:
+            return await self._step_asynchronous(step)
         batch = await self.source.collect(step, self.on_episode)
         return StepResult(self._train(step, batch), batch.episodes)
 
@@ -227,6 +234,20 @@ class RLTrainer(Trainer):
         metrics["timing/step"] = time.perf_counter() - begun
         return StepResult(metrics, batch.episodes)
 
+    async def _step_asynchronous(self, step: int) -> StepResult:
+        """Train on a batch while those of the next steps are rolled out; then give the new weights to the engines."""
+        begun = time.perf_counter()
+        if not self.policy.engine_is_current:
+            await self.policy.refresh_between_turns()
+        batch = await self.source.collect(step, self.on_episode)
+        metrics = await asyncio.to_thread(self._train_beside_rollout, step, batch)
+        trained = time.perf_counter()
+        metrics["mismatch/logprob/mean"] = await self.policy.refresh_between_turns()
+        check_mismatch(step, metrics, self.settings.mismatch_limit)
+        metrics["timing/refresh"] = time.perf_counter() - trained
+        metrics["timing/step"] = time.perf_counter() - begun
+        return StepResult(metrics, batch.episodes)
+
     def _train_beside_rollout(self, step: int, batch: RolloutBatch) -> dict[str, float]:
         with self.policy.update_stream():
             return self._train(step, batch)
@@ -245,7 +266,7 @@ class RLTrainer(Trainer):
         if self.critic is not None and critic_samples and advantages.returns is not None:
             metrics |= self._update_critic(step, critic_samples, advantages)
         updated = self._update_models(step, batch, advantages) if step >= self.settings.critic_warmup else {}
-        if self.settings.overlap:  # the learner is ahead of the policy that sampled: that is no mismatch
+        if self.settings.updates_during_rollouts:  # the learner is ahead of the policy that sampled: no mismatch
             updated = {name.replace("mismatch/", "staleness/"): value for name, value in updated.items()}
         elif not updated and groups and self.source.from_engine:  # without an update the engine is checked all the same
             updated = self._measure(groups)

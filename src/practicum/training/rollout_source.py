@@ -27,6 +27,7 @@ from practicum.chat.console import EpisodeWatcher
 from practicum.data import store
 from practicum.data.run_folder import ADVANTAGES, GROUPS, TOP, advantages_path, write_atomic
 from practicum.errors import UserError
+from practicum.evaluation.result import environment_figures
 from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment
 from practicum.task import Task
@@ -135,16 +136,16 @@ class TaskStream:
 
     def take(self, count: int) -> list[Task]:
         """The next `count` tasks, from the open levels in turn; fewer where these have fewer tasks."""
-        wanted = [0] * self.open
+        num_per_level = [0] * self.open
         left = [len(level) for level in self.levels[: self.open]]
         for draw in itertools.count():
-            if sum(wanted) == count or not any(left):
+            if sum(num_per_level) == count or not any(left):
                 break
             level = draw % self.open
             if left[level]:
                 left[level] -= 1
-                wanted[level] += 1
-        drawn = [iter(self._draw(level, count)) for level, count in enumerate(wanted)]
+                num_per_level[level] += 1
+        drawn = [iter(self._draw(level, count)) for level, count in enumerate(num_per_level)]
         return [task for row in itertools.zip_longest(*drawn) for task in row if task is not None]
 
     def _draw(self, level: int, count: int) -> list[Task]:
@@ -228,6 +229,10 @@ def _no_field(field: str, task: Task) -> UserError:
     )
 
 
+AttemptKey = tuple[str, int]
+"""The group of an episode and the number of the attempt."""
+
+
 class OnlineSource:
     """Rolls out the policy on a stream of tasks, `settings.num_chains` attempts at each of a step's tasks."""
 
@@ -258,6 +263,8 @@ class OnlineSource:
         name, weight = settings.group_reward, settings.group_reward_weight
         self.group_reward = None if name is None else find_group_reward(name, weight)
         self.stream = TaskStream(tasks, settings.curriculum, settings.train_batch_size, shuffle_seed, more_tasks)
+        self.finished: dict[AttemptKey, Trajectory] = {}
+        """Episodes that were run before, by group and attempt: they are not run again."""
 
     def state(self) -> dict[str, Any]:
         return {"stream": self.stream.state()}
@@ -270,7 +277,7 @@ class OnlineSource:
 
         What they write to shared resources is visible from the next step on.
         """
-        begun, settings = time.perf_counter(), self.settings
+        started, settings = time.perf_counter(), self.settings
         episodes: list[Trajectory] = []
         accepted: TrajectoryGroups = []
         greedy_rewards: dict[str, float] = {}
@@ -308,7 +315,7 @@ class OnlineSource:
             greedy_rewards,
             metrics,
             self.stream.metrics(),
-            time.perf_counter() - begun,
+            time.perf_counter() - started,
         )
 
     async def greedy_rewards(self, tasks: Sequence[Task], label: str) -> dict[str, float]:
@@ -325,16 +332,21 @@ class OnlineSource:
         on_episode: OnEpisode | None = None,
         watcher: EpisodeWatcher | None = None,
     ) -> list[Trajectory]:
-        return await self.policy.roll_out(
-            plan_attempts(tasks, chains, self.settings.seed, label),
+        planned = plan_attempts(tasks, chains, self.settings.seed, label)
+        known = self.finished if agent is self.agent else {}
+        missing = [attempt for attempt in planned if (attempt.group, attempt.number) not in known]
+        played = await self.policy.roll_out(
+            missing,
             self.make_environment,
             agent,
             on_done=on_episode,
             watcher=watcher,
-            # During an overlapped update the weights change; the trainer gave the engine its copy beforehand.
-            refresh=not self.settings.overlap,
+            # While an update runs beside it the weights change; the trainer gave the engine its copy beforehand.
+            refresh=not self.settings.updates_during_rollouts,
             resources=self.resources,
         )
+        new = iter(played)
+        return [known.pop((attempt.group, attempt.number), None) or next(new) for attempt in planned]
 
 
 def greedy_agent(agent: Agent, untrained: Collection[str]) -> Agent:
@@ -475,7 +487,7 @@ def repetition(ids: Sequence[int], n: int = 4) -> float:
 
 
 def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Return metrics of rewards, success, lengths, tool calls and unscored outcomes."""
+    """Return metrics of rewards, success, the environment's figures, lengths, tool calls and unscored outcomes."""
     scored = [e for e in episodes if e.scored]
     metrics = {"rollout/episodes": float(len(episodes)), **summary_stats("reward", [e.reward for e in scored])}
     if scored:
@@ -507,6 +519,10 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             }
         for name in sorted({component for e in scored for component in e.components}):
             metrics |= summary_stats(f"reward_part/{name}", [e.components.get(name, 0.0) for e in scored])
+        figures = [environment_figures(e) for e in scored]
+        for name in sorted(set().union(*figures)):
+            values = [own[name] for own in figures if name in own]
+            metrics[f"figure/{name}/mean"] = sum(values) / len(values)
     for outcome in Outcome:
         if not outcome.scored:
             metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))

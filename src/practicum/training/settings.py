@@ -6,6 +6,7 @@ Defaults and bounds are those of the configuration's schema.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,7 @@ class RunSettings:
     save_total_limit: int | None = default_of(TrainerConfig, "save_total_limit")
     test_freq: int = default_of(TrainerConfig, "test_freq")
     val_before_train: bool = default_of(TrainerConfig, "val_before_train")
+    required_figures: Mapping[str, float] = field(default_factory=dict)
     best_metric: str = default_of(TrainerConfig, "best_metric")
     early_stopping_patience: int | None = default_of(TrainerConfig, "early_stopping_patience")
     resume_mode: str = default_of(TrainerConfig, "resume_mode")
@@ -126,6 +128,7 @@ class RLSettings:
     capped there. `mismatch_limit` is the mean |engine - learner| log-prob that stops the run.
     `overlap` rolls out the next step's batch while this one's is trained on: from the second step on, what is
     trained on was sampled by the weights of the step before, and ratios are taken against those.
+    `max_staleness` above 0 rolls out the batches of so many coming steps, while weights change between turns.
     """
 
     total_training_steps: int = at_least(1, 50)
@@ -156,6 +159,7 @@ class RLSettings:
     error_budget: float = default_of(AlgorithmConfig, "error_budget")
     mismatch_limit: float = at_least(0, MISMATCH_LIMIT)
     overlap: bool = default_of(TrainerConfig, "overlap")
+    max_staleness: int = default_of(TrainerConfig, "max_staleness")
     seed: int = default_of(TrainerConfig, "seed")
 
     def __post_init__(self) -> None:
@@ -199,6 +203,11 @@ class RLSettings:
     def optimizer(self) -> OptimizerSettings:
         """The policy's optimizer."""
         return OptimizerSettings(self.lr, self.weight_decay, grad_clip=self.grad_clip)
+
+    @property
+    def updates_during_rollouts(self) -> bool:
+        """Whether the learner updates its weights while episodes are under way."""
+        return self.overlap or self.max_staleness > 0
 
     @property
     def loss_aggregation(self) -> str:
@@ -394,6 +403,7 @@ def rl_settings(config: TrainConfig, steps: int) -> RLSettings:
         error_budget=algorithm.error_budget,
         mismatch_limit=mismatch_limit(config),
         overlap=config.trainer.overlap,
+        max_staleness=config.trainer.max_staleness,
         seed=config.trainer.seed,
     )
     check_adapter(config)
@@ -478,6 +488,7 @@ def run_settings(config: TrainConfig, steps: int) -> RunSettings:
         save_total_limit=trainer.save_total_limit,
         test_freq=trainer.test_freq,
         val_before_train=trainer.val_before_train,
+        required_figures=trainer.required_figures,
         best_metric=trainer.best_metric,
         early_stopping_patience=trainer.early_stopping_patience,
         resume_mode=trainer.resume_mode,

@@ -7,9 +7,10 @@ instead, which `refresh` brings up to date.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,8 +25,9 @@ from practicum.agent import Agent
 from practicum.chat.console import EpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.data.store import decode_episode, encode_episode
-from practicum.engines.base import Engine, PolicyEngine
+from practicum.engines.base import Engine, PolicyEngine, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
+from practicum.environment import Message, Observation
 from practicum.errors import UserError
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, result_from_episodes
@@ -37,6 +39,7 @@ from practicum.policy import Policy
 from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment, run_episodes
 from practicum.rollout_setup import ROLES
+from practicum.task import Task
 from practicum.training import ranks
 from practicum.training.learner import Learner, OptimizerSettings
 from practicum.training.micro_batches import MicroBatchLimits, Sample
@@ -44,18 +47,26 @@ from practicum.training.objective import Objective, head_logprobs, hidden_states
 from practicum.training.unsharded_copy import UnshardedCopy
 from practicum.trajectory import Attempt, Trajectory
 
+PROBE, PROBE_TOKENS = "What is 17 + 25, and how do you know?", 16
+SampledReply = tuple[list[int], list[int], list[float]]
+"""A prompt, a reply to it, and the log-probs of the reply's tokens."""
 GPU_MICRO_BATCH_TOKENS = 16384
 """Maximum number of tokens in one micro-batch on a GPU."""
 
 
 @dataclass(frozen=True)
 class RolloutRequest:
-    """Episodes to run; `on_done` is called with each that has ended."""
+    """Episodes to run; `on_done` is called with each that has ended.
+
+    `updates_weights`: with the policy's current weights, and no others; otherwise with those that were sent last, or
+    that are sent meanwhile.
+    """
 
     planned: Sequence[Attempt]
     agent: Agent
     provenance: Mapping[str, Any]
     on_done: Callable[[Trajectory], None] | None = None
+    updates_weights: bool = True
 
 
 class RolloutWorkers(Protocol):
@@ -63,6 +74,10 @@ class RolloutWorkers(Protocol):
 
     async def roll_out(self, policy: TrainablePolicy, request: RolloutRequest) -> list[Trajectory]:
         """Episodes of the policy's current weights, in the order of the plan; the same on every rank."""
+        ...
+
+    async def update_weights(self, policy: TrainablePolicy) -> None:
+        """Send the policy's current weights, and prove that they arrived; episodes may be under way."""
         ...
 
     async def close(self) -> None: ...
@@ -137,10 +152,12 @@ class TrainablePolicy:
         """Roles with an adapter of their own over the same base model."""
         self.role_engines: dict[str, tuple[Engine, Renderer]] = {}
         """Roles whose model is not trained: another local model, or a server."""
+        self.episode_slots: asyncio.Semaphore | None = None
+        """Where several rollouts run at the same time: the episodes of all of them, oldest first."""
         self.workers: RolloutWorkers | None = None
         """Other processes that run the episodes instead of this one's engine."""
         self.version = 0
-        self._engine_is_current = False
+        self.engine_is_current = False
         self.reference: Decoder | None = None
         self._learner: Learner | None = None
         self._update_stream: torch.cuda.Stream | None = None
@@ -253,13 +270,13 @@ class TrainablePolicy:
         one from before.
         """
         self.version = version
-        self._engine_is_current = False
+        self.engine_is_current = False
 
     async def refresh(self) -> None:
         """Bring the engine up to date with the current weights. No reply and no update may be in progress."""
         for model in self.role_policies.values():
             await model.refresh()
-        if self._engine_is_current:
+        if self.engine_is_current:
             return
         if self.unsharded_copy is not None:
             self.unsharded_copy.gather_weights(self.trained_parameters())
@@ -268,7 +285,48 @@ class TrainablePolicy:
             pairs = [(target.data, source.data) for target, source in parameters if source.requires_grad]
             torch._foreach_copy_([target for target, _ in pairs], [source for _, source in pairs])
         await self.engine.update_weights(self.version, self)
-        self._engine_is_current = True
+        self.engine_is_current = True
+
+    async def refresh_between_turns(self) -> float:
+        """Bring the engines up to date while episodes are under way; returns the mean |engine - learner| log-prob.
+
+        Replies that are being sampled end first, those that come next are sampled with the new weights: every reply is
+        of one version.
+        """
+        if self.workers is not None:
+            self.engine_is_current = True  # it is not used
+            await self.workers.update_weights(self)
+            return 0.0
+        async with self.paused():
+            await self.refresh()
+        return max([model.score_difference(await model.probe()) for model in self.models])
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """A time in which no engine of the policy samples; replies that have begun end first."""
+        async with contextlib.AsyncExitStack() as stack:
+            for model in self.models:
+                assert isinstance(model.engine, LocalEngine)
+                await stack.enter_async_context(model.engine.gate.paused())
+            yield
+
+    async def probe(self) -> SampledReply:
+        """Sample a short reply with the engine: a prompt, the reply and its log-probs, for `score_difference`."""
+        observation = Observation((Message("user", PROBE),))
+        prompt = tuple(token for span in self.renderer.start(observation.messages, ()) for token in span.ids)
+        sampling = Sampling(max_tokens=PROBE_TOKENS, seed=0)
+        task = Task("probe", "probe", "val")
+        request = Request(prompt, sampling, task, observation, observation.messages, final=True)
+        generation = await self.engine.generate(request)
+        return list(prompt), list(generation.ids), list(generation.logprobs or ())
+
+    def score_difference(self, sampled: SampledReply) -> float:
+        """Return the mean |engine - learner| log-prob of a reply that an engine has sampled."""
+        prompt, reply, logprobs = sampled
+        if not reply:
+            return 0.0
+        expected = torch.tensor(self.score(prompt, reply))
+        return float((expected - torch.tensor(logprobs)).abs().mean())
 
     def policies(self, agent: Agent) -> dict[str, Policy]:
         """The policies of the agent's roles, each with the engine of its model."""
@@ -320,7 +378,7 @@ class TrainablePolicy:
         if refresh:
             await self.refresh()
         if self.workers is not None:
-            return await self.workers.roll_out(self, RolloutRequest(planned, agent, provenance or {}, on_done))
+            return await self.workers.roll_out(self, RolloutRequest(planned, agent, provenance or {}, on_done, refresh))
         several_ranks = dist.is_initialized()
         own: Sequence[int] = range(len(planned))
         if several_ranks:
@@ -332,7 +390,7 @@ class TrainablePolicy:
                 agent,
                 self.engine,
                 self.renderer,
-                concurrency=concurrency or self.concurrency,
+                concurrency=self.episode_slots or concurrency or self.concurrency,
                 retries=1,
                 provenance={"model": self.loaded.source, **(provenance or {})},
                 on_done=on_done,

@@ -72,6 +72,8 @@ class Trainer(ABC):
     """Whether an exception ends a step at once; otherwise only the end of the process does."""
     stops_in_rollout = False
     """Whether a step that is cancelled while it waits has not changed the weights yet."""
+    keeps_engine_caches = False
+    """Whether episodes go on from one step to the next, so that a step does not begin with empty caches."""
     lr_scale: float = 1.0
     clip_scale: float = 1.0
     """Factors on the learning rate and the clip range, set by the health monitor."""

@@ -208,6 +208,12 @@ def fit(text: str, stream: TextIO, indent: str = "    ") -> str:
     return "\n".join("\n".join(wrap(line, stream, indent)) for line in text.split("\n"))
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text at once, with lines that fit where the stream (stdout) is a terminal."""
+    stream = stream or sys.stdout
+    print(fit(text, stream), file=stream, flush=True)
+
+
 UNBREAKABLE = re.compile(r"\[[^\[\]\s]+, [^\[\]\s]+\]|\d %")
 """An interval or a share, which is read as one word."""
 NO_BREAK_SPACE = "\u00a0"
@@ -215,8 +221,8 @@ NO_BREAK_SPACE = "\u00a0"
 
 def wrap(text: str, stream: TextIO, indent: str = "") -> list[str]:
     """The lines of a text that fit the stream's width, broken between words; those after the first are indented."""
-    whole = UNBREAKABLE.sub(lambda match: match[0].replace(" ", NO_BREAK_SPACE), text)
+    text_line = UNBREAKABLE.sub(lambda match: match[0].replace(" ", NO_BREAK_SPACE), text)
     lines = textwrap.wrap(
-        whole, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text_line, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return [line.replace(NO_BREAK_SPACE, " ") for line in lines]

@@ -187,8 +187,8 @@ def looks_case(looks: int, tasks: int, planned: bool, differing: float = 0.3) ->
             count, gained, lost = count + more, gained + int(up), lost + int(down)
             if mcnemar(gained, lost) < alpha:
                 return True
-            wanted = needed(gained, lost, count)
-            more = min(20 * count, max(1, (wanted or 21 * count) - count))
+            expected = needed(gained, lost, count)
+            more = min(20 * count, max(1, (expected or 21 * count) - count))
         return False
 
     return Case(f"{looks} look(s) from {tasks} tasks, {'planned' if planned else 'each at 5 %'}", draw)
@@ -255,8 +255,8 @@ def main(draws: int) -> None:
     rates = np.linspace(0.0, 1.0, 201)
     print("| tasks | mean over rates | lowest | at rates 0 and 1 |\n|---|---|---|---|")
     for count in (10, 20, 50, 100, 300, 1000):
-        found = jeffreys_coverage(count, rates)
-        print(f"| {count} | {100 * found.mean():.1f} % | {100 * found.min():.1f} % | {100 * found[0]:.0f} % |")
+        result = jeffreys_coverage(count, rates)
+        print(f"| {count} | {100 * result.mean():.1f} % | {100 * result.min():.1f} % | {100 * result[0]:.0f} % |")
     print("\n| difference of success | tasks | coverage |\n|---|---|---|")
     for gain, loss, count in PAIRED:
         coverage = 100 * paired_coverage(gain, loss, count)
@@ -273,12 +273,12 @@ def main(draws: int) -> None:
     print("\n| tasks | detectable | its power |\n|---|---|---|")
     for count in (6, 8, 10, 20, 50, 300):
         smallest = mcnemar_detectable(0.5 / (count + 1), count)
-        found = (
+        result = (
             f"{100 * smallest:.1f} points | {100 * detectable_power(count):.1f} %"
             if math.isfinite(smallest)
             else "none | –"
         )
-        print(f"| {count} | {found} |")
+        print(f"| {count} | {result} |")
 
 
 if __name__ == "__main__":

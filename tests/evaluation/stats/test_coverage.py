@@ -33,10 +33,10 @@ def named(cases: tuple[Case, ...]) -> pytest.MarkDecorator:
 @pytest.mark.parametrize("count", [20, 50, 100, 300])
 def test_modified_jeffreys_covers_on_average_and_at_the_ends(count: int) -> None:
     """At rates 0 and 1 the plain interval never holds the rate that it is the interval of."""
-    found = simulations.jeffreys_coverage(count, RATES)
-    assert found.mean() == pytest.approx(0.95, abs=0.01)
-    assert found.min() > 0.91
-    assert found[0] == found[-1] == 1.0
+    result = simulations.jeffreys_coverage(count, RATES)
+    assert result.mean() == pytest.approx(0.95, abs=0.01)
+    assert result.min() > 0.91
+    assert result[0] == result[-1] == 1.0
     for successes in range(count + 1):
         interval = jeffreys(successes, count)
         assert interval.low <= successes / count <= interval.high

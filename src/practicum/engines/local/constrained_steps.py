@@ -2,7 +2,8 @@
 
 The tokens that may be sampled next depend on the last token, which the host has to see: a graph of several steps is not
 possible. A step is two graphs, one up to the logits and one that samples. The host reads the tokens of a step and
-computes the next masks while the GPU is at the next logits already, so it waits only where that takes longer.
+computes the next masks, in another thread, while the GPU is at the next logits already, so it waits only where that
+takes longer.
 """
 
 from __future__ import annotations
@@ -45,6 +46,8 @@ class ConstrainedSteps:
         self._host_top: Tensor | None = None
         self._batch: list[RunningRequest] | None = None
         """The requests whose next logits are computed or on their way, in the order of the rows."""
+        self._masked: list[RunningRequest] | None = None
+        """The batch whose next masks are computed or on their way."""
         self._forward_graphs: dict[tuple[int, tuple[str, ...], bool], Any] = {}
         self._sample_graphs: dict[tuple[int, bool, bool], Any] = {}
 
@@ -60,8 +63,8 @@ class ConstrainedSteps:
         return bool(self._forward_graphs or self._sample_graphs)
 
     def reset(self) -> None:
-        """Forget the logits that are on their way."""
-        self._batch = None
+        """Forget the logits and masks that are on their way."""
+        self._batch = self._masked = None
 
     def reset_graphs(self) -> None:
         """Drop captured graphs after buffers have moved."""
@@ -76,7 +79,8 @@ class ConstrainedSteps:
             self._launch(running)
         batch, self._batch = self._batch, None
         assert batch is not None
-        self.masks.start(batch)
+        if self._masked is not batch:
+            self.masks.start(batch)
         self.masks.wait()
         self._sample(batch)
         done = record_event(self.runner.device)
@@ -91,6 +95,9 @@ class ConstrainedSteps:
             append_top_logprobs(batch, self._host_top[:, :1])
         tokens = decoded_tokens(batch, self._host_results[:, :1], end_ids)
         self.masks.append(batch, [ids[0] for _, ids, _, _ in tokens])
+        self._masked = self._batch
+        if self._masked is not None:  # beside what the engine does with the tokens
+            self.masks.start(self._masked)
         return DecodeOutput(1, tokens)
 
     def _launch(self, running: list[RunningRequest]) -> None:

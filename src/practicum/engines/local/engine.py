@@ -57,6 +57,7 @@ from practicum.engines.local.runner import (
     runner_for,
 )
 from practicum.engines.local.stats import EngineStats
+from practicum.engines.request_gate import RequestGate
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
@@ -135,8 +136,7 @@ class LocalEngine:
         self._ended_sessions: deque[str] = deque()
         self._ended_sessions_lock = threading.Lock()
         self._stop_strings = StopStrings(renderer.tokenizer)
-        self._num_open = 0
-        """Requests whose caller is waiting."""
+        self.gate = RequestGate()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
         self._steps_since_admission = self._num_admitted = 0
@@ -181,12 +181,9 @@ class LocalEngine:
             running.hashes = block_hashes(request.ids[:-1])
         if request.response_format is not None:
             running.matcher = await self.make_matcher(request.response_format)
-        self._send(running)
-        self._num_open += 1
-        try:
+        async with self.gate.request():
+            self._send(running)
             return await running.future
-        finally:
-            self._num_open -= 1
 
     async def make_matcher(self, response_format: Mapping[str, Any]) -> GrammarMatcher:
         """The grammar of a reply; one that is new is compiled beside the event loop."""
@@ -277,7 +274,7 @@ class LocalEngine:
 
     def weights_changed(self, version: int) -> None:
         """Count replies from here on to `version`. No request may be under way."""
-        if self._num_open:
+        if self.gate.num_open:
             raise EngineError("weights changed while requests were under way")
         self._inbox.put(version)
 
@@ -317,7 +314,7 @@ class LocalEngine:
                 item = self._inbox.get(block=idle)
             except queue.Empty:
                 if not gather or num_received == num_seen or num_received >= self.max_batch:
-                    if gather:  # none of those that came together waits for the others' first steps
+                    if gather:
                         self._admit(at_once=True)
                     return True
                 num_seen = num_received
@@ -375,12 +372,15 @@ class LocalEngine:
         self._end_sessions()
 
     def _admit(self, at_once: bool = False) -> None:
-        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits."""
+        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits.
+
+        `at_once`: the engine was idle, and none of those that came together waits for the others' first steps.
+        """
         interval = 0 if at_once else self.runner.admission_interval
         if self._running and self._steps_since_admission < interval:
             return
         self._steps_since_admission = 0
-        decoding = bool(self._running) or not self.runner.asynchronous
+        decoding = (bool(self._running) and not at_once) or not self.runner.asynchronous
         while self.waiting and len(self._running) < self._batch_limit:
             try:
                 wave = self._next_wave()

@@ -14,6 +14,7 @@ const CURVES = [
   ['rollout/turns/mean', 'Turns an episode'],
   ['rollout/invalid_replies', 'Unusable replies', {share: true}],
   ['rollout/dead_groups', 'Groups without a difference', {share: true}],
+  ['hacking/gap', 'Rise of the reward less that of the verifier'],
   ['actor/grad_norm', 'Gradient norm'],
   ['mismatch/logprob/mean', 'Engine against learner, log-prob', {floor: 1e-4}],
 ];

@@ -22,8 +22,6 @@ from practicum.agent import Agent
 from practicum.config.overrides import from_yaml
 from practicum.config.train import TrainConfig
 from practicum.data.store import encode_episode
-from practicum.engines.base import Request, Sampling
-from practicum.environment import Message, Observation
 from practicum.errors import UserError
 from practicum.rollout import with_models
 from practicum.task import Task, content_hash
@@ -32,11 +30,8 @@ from practicum.training.cluster import weights
 from practicum.training.roles import asked_models
 from practicum.training.rollout_source import greedy_agent
 from practicum.training.settings import resolve_device, validates
-from practicum.training.trainable_policy import TrainablePolicy
+from practicum.training.trainable_policy import SampledReply, TrainablePolicy
 from practicum.trajectory import Attempt, Seeds
-
-PROBE = "What is 17 + 25, and how do you know?"
-PROBE_TOKENS = 16
 
 
 def encode_attempt(attempt: Attempt) -> str:
@@ -112,36 +107,40 @@ class RolloutWorker:
         return own if self.failure is not None else {**own, "agents": agent_hashes(self.agents)}
 
     async def update_weights(self, message: Any, versions: Sequence[int]) -> str | None:
-        """Load a message of weights; `versions` are those of the models. Returns why it is refused, or None."""
-        try:
-            self.version = weights.apply(bytes(message), trained_tensors(self.policy), self.version)
-        except weights.WeightsRefused as refused:
-            return str(refused)
-        await self.reset(versions)
+        """Load a message of weights; `versions` are those of the models. Returns why it is refused, or None.
+
+        Replies that are being sampled end first; those that come next are sampled with the new weights.
+        """
+        async with self.policy.paused():
+            try:
+                self.version = weights.apply(bytes(message), trained_tensors(self.policy), self.version)
+            except weights.WeightsRefused as refused:
+                return str(refused)
+            await self._set_versions(versions)
         return None
 
     async def reset(self, versions: Sequence[int]) -> None:
         """Empty the caches of the engines; replies from here on are of these versions."""
+        async with self.policy.paused():
+            await self._set_versions(versions)
+
+    async def _set_versions(self, versions: Sequence[int]) -> None:
         for model, version in zip(self.policy.models, versions, strict=True):
             model.set_version(version)
         await self.policy.refresh()
 
-    async def probe(self) -> tuple[list[int], list[int], list[float]]:
-        """Return a prompt, the engine's reply to it and the log-probs of that: the learner scores the same reply."""
-        prompt = tuple(
-            token for span in self.policy.renderer.start((Message("user", PROBE),), ()) for token in span.ids
-        )
-        sampling = Sampling(max_tokens=PROBE_TOKENS, seed=0)
-        observation = Observation((Message("user", PROBE),))
-        request = Request(
-            prompt, sampling, Task("probe", "probe", "val"), observation, observation.messages, final=True
-        )
-        generation = await self.policy.engine.generate(request)
-        return list(prompt), list(generation.ids), list(generation.logprobs or ())
+    async def probe(self) -> SampledReply:
+        """A reply of the engine; the learner scores the same one."""
+        return await self.policy.probe()
 
-    async def run(self, attempt: str, agent: str, version: int, provenance: str) -> tuple[str, bytes]:
-        """Run an episode with the weights of a version; ("episode", its record) or ("error", why none can be run)."""
-        if version != self.version:
+    async def run(
+        self, attempt: str, agent: str, version: int, provenance: str, exact: bool = True
+    ) -> tuple[str, bytes]:
+        """Run an episode with the weights of a version; ("episode", its record) or ("error", why none can be run).
+
+        Unless `exact`, newer weights are right too: they may come while the episode is under way.
+        """
+        if self.version is None or version > self.version or (exact and version != self.version):
             return "error", f"it has weights of version {self.version}, not {version}".encode()
         try:
             (episode,) = await self.policy.roll_out(
@@ -172,12 +171,3 @@ def threads_per_worker(num_workers: int, num_nodes: int) -> int:
     if (text := os.environ.get("OMP_NUM_THREADS", "")).isdigit():
         return int(text)
     return max(1, len(os.sched_getaffinity(0)) // -(-num_workers // num_nodes))
-
-
-def score_difference(policy: TrainablePolicy, probe: tuple[list[int], list[int], list[float]]) -> float:
-    """Return the mean |worker's engine - learner| log-prob of a reply that the worker has sampled."""
-    prompt, reply, logprobs = probe
-    if not reply:
-        return 0.0
-    expected = torch.tensor(policy.score(prompt, reply))
-    return float((expected - torch.tensor(logprobs)).abs().mean())

@@ -74,19 +74,16 @@ def _changes(before: Tensor, now: Tensor) -> tuple[Tensor, Tensor] | None:
     return positions, flat[changed]
 
 
-def read_version(message: bytes) -> int:
-    """Return the version of the weights that a message holds."""
-    return int(_metadata(message)["version"])
-
-
 @torch.no_grad()
 def apply(message: bytes, targets: Mapping[str, Tensor], current: int | None) -> int:
     """Copy a message's weights into tensors in place; returns their version.
 
     `current` is the version that the tensors have, None for none. Raises WeightsRefused, with no tensor changed, unless
-    every tensor will be what the sender has.
+    the message is newer than that and every tensor will be what the sender has.
     """
     metadata = _metadata(message)
+    if current is not None and int(metadata["version"]) <= current:
+        raise WeightsRefused(f"the message has version {metadata['version']}, and the weights here are {current}")
     try:
         parts = safetensors.torch.load(message)
         records = {name: TensorRecord(*record) for name, record in json.loads(metadata["tensors"]).items()}

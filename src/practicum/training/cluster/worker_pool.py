@@ -1,8 +1,9 @@
 """The rollout workers of a run, as the learner sees them: started, sent weights, given episodes, replaced.
 
-Groups go round among the workers, so which worker runs an episode is fixed by the plan. The episodes of a worker that
-dies are run again, with the same seeds; a finished episode is neither lost nor run twice. `rollout_ledger.jsonl` in the
-run's folder accounts for every episode.
+Groups go round among the workers, so which worker runs an episode is fixed by the plan while none is lost. Workers may
+join and leave at any time: the episodes of one that is lost are run again on the others, with the same seeds, and one
+that joins takes part from the next rollout on. A finished episode is neither lost nor run twice;
+`rollout_ledger.jsonl` in the run's folder accounts for every episode.
 """
 
 from __future__ import annotations
@@ -17,9 +18,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from torch import Tensor
-
 from practicum import __version__
 from practicum.agent import Agent
 from practicum.config.overrides import to_yaml
@@ -28,13 +26,13 @@ from practicum.data.store import decode_episode
 from practicum.errors import UserError
 from practicum.training import ranks
 from practicum.training.build import RunComponents
-from practicum.training.cluster import ray_session, weights
+from practicum.training.cluster import ray_session
+from practicum.training.cluster.outgoing_weights import OutgoingWeights
 from practicum.training.cluster.rollout_worker import (
     RolloutWorker,
     agent_hashes,
     agents_of,
     encode_attempt,
-    score_difference,
     threads_per_worker,
     trained_tensors,
 )
@@ -43,8 +41,8 @@ from practicum.training.trainable_policy import RolloutRequest, TrainablePolicy,
 from practicum.trajectory import Attempt, Trajectory
 
 LEDGER = "rollout_ledger.jsonl"
-MAX_FAILED_ROUNDS = 3
-"""Rounds in a row in which workers died and no episode ended; then the run stops."""
+MAX_LOSSES = 3
+"""Losses per worker in a row without an episode that has ended; then the run stops."""
 UPDATE_SECONDS = 600.0
 """Seconds that a worker may take to load weights."""
 CLOSE_SECONDS = 10.0
@@ -61,27 +59,40 @@ class WorkerHandle:
     index: int
     actor: Any
     starts: int
+    slots: asyncio.Semaphore
+    """Limits the episodes that it runs at once; those that came first begin first."""
     version: int | None = None
-    is_checked: bool = False
+    is_lost: bool = False
+    unfinished: dict[int, Attempt] = field(default_factory=dict)
+    """The episodes that are assigned to it, by the identity of the job."""
 
 
 @dataclass
 class RolloutWorkerPool:
-    """The workers of a run. Only the first rank has any; the others get the episodes from it."""
+    """The workers of a run. Only the first rank has any; the others get the episodes from it.
+
+    A rollout begins when `min_workers` of `num_workers` are ready; the others join when Ray has place for them.
+    """
 
     config: TrainConfig
     folder: Path
     components: RunComponents
     num_workers: int
+    min_workers: int
     say: Callable[[str], None] = print
     workers: dict[int, WorkerHandle] = field(default_factory=dict)
+    """The workers that are ready, by index."""
     _agents: dict[str, Agent] = field(default_factory=dict)
     _ray: Any = None
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _starts: Counter[int] = field(default_factory=Counter)
-    _sent: tuple[tuple[int, ...], int, dict[str, Tensor] | None] | None = None
-    """Versions of the models that were sent last, the number of that message, and its tensors where changes may be sent
-    instead of whole tensors next time."""
+    _joining: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _weights: OutgoingWeights | None = None
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a worker has become ready, or none ever will."""
+    _failure: UserError | None = None
+    _num_losses: int = 0
+    """Losses since the last episode that has ended."""
 
     # -- episodes ---------------------------------------------------------------------------
 
@@ -96,72 +107,70 @@ class RolloutWorkerPool:
         return gather_episodes(len(request.planned), range(len(episodes)), episodes, request.on_done)
 
     async def _roll_out(self, policy: TrainablePolicy, request: RolloutRequest) -> list[Trajectory]:
-        planned, agent = request.planned, request.agent
-        results: dict[int, Trajectory] = {}
+        planned = request.planned
+        if request.updates_weights:
+            await self.update_weights(policy)
+        await self._wait_for_workers(policy, self.min_workers)
+        name = next(name for name, known in self._agents.items() if known == request.agent)
+        worker_of = assign(planned, sorted(self.workers))
         runs: Counter[int] = Counter()
-        owners: dict[int, int] = {}
-        self._start(policy)
-        name = next(name for name, known in self._agents.items() if known == agent)
-        num_failed = 0
-        while len(results) < len(planned):
-            num_before, lost = len(results), await self._prepare(policy)
-            assigned = assign([p for p in range(len(planned)) if p not in results], planned, sorted(self.workers))
 
-            async def run(position: int, worker: WorkerHandle) -> None:
-                runs[position] += 1
-                episode = await self._run_one(worker, planned[position], name, request)
-                results[position], owners[position] = episode, worker.index
-                if request.on_done is not None:
-                    request.on_done(episode)
+        async def play(position: int) -> tuple[Trajectory, int]:
+            index: int | None = worker_of[position]
+            while True:
+                worker = await self._choose(policy, index, position)
+                index = None  # after a loss: whichever is ready
+                with contextlib.suppress(WorkerLost):
+                    async with self._assigned(worker, planned[position]), worker.slots:
+                        if worker.is_lost:
+                            continue
+                        runs[position] += 1
+                        episode = await self._run_one(worker, planned[position], name, request)
+                    self._num_losses = 0
+                    if request.on_done is not None:
+                        request.on_done(episode)
+                    return episode, worker.index
 
-            serving = [
-                self._serve(self.workers[index], positions, run, policy.concurrency)
-                for index, positions in assigned.items()
-            ]
-            lost += [failure for failure in await _all(serving) if failure is not None]
-            for index, reason in lost:
-                unfinished = [p for p in assigned.get(index, ()) if p not in results]
-                self._write(
-                    "worker_lost", worker=index, reason=reason, run_again=[_key(planned[p]) for p in unfinished]
-                )
-                self.say(f"Rollout worker {index} is lost ({reason}); {len(unfinished)} episodes are run again.")
-            num_failed = num_failed + 1 if lost and len(results) == num_before else 0
-            if num_failed >= MAX_FAILED_ROUNDS:
-                raise UserError(f"Rollout workers died {num_failed} times in a row without an episode ({lost[0][1]}).")
-        episodes = [[*_key(planned[p]), owners[p], runs[p]] for p in range(len(planned))]
-        self._write("rollout", agent=name, versions=[model.version for model in policy.models], episodes=episodes)
-        return [results[position] for position in range(len(planned))]
+        played = await _all([play(position) for position in range(len(planned))])
+        episodes = [[*_key(planned[p]), worker, runs[p]] for p, (_, worker) in enumerate(played)]
+        versions = [] if self._weights is None else self._weights.versions
+        self._write("rollout", agent=name, versions=versions, episodes=episodes)
+        return [episode for episode, _ in played]
 
-    async def _serve(
-        self, worker: WorkerHandle, positions: Sequence[int], run: Callable[[int, WorkerHandle], Any], concurrency: int
-    ) -> tuple[int, str] | None:
-        """Run a worker's episodes, at most `concurrency` at once; returns its index and a reason where it is lost."""
-        semaphore = asyncio.Semaphore(concurrency)
+    async def _choose(self, policy: TrainablePolicy, index: int | None, position: int) -> WorkerHandle:
+        """The worker of an index while it is ready, else one of those that are."""
+        if index is not None and index in self.workers:
+            return self.workers[index]
+        await self._wait_for_workers(policy, 1)
+        ready = sorted(self.workers)
+        return self.workers[ready[position % len(ready)]]
 
-        async def one(position: int) -> None:
-            async with semaphore:
-                await run(position, worker)
-
+    @contextlib.asynccontextmanager
+    async def _assigned(self, worker: WorkerHandle, attempt: Attempt) -> Any:
+        """Note that an episode is with a worker; where the worker is lost meanwhile, the pool notes the loss."""
+        worker.unfinished[id(attempt)] = attempt
         try:
-            await _all([one(position) for position in positions])
+            yield
         except WorkerLost as lost:
-            self._drop(worker)
-            return worker.index, str(lost)
-        return None
+            self._lose(worker, str(lost))
+            raise
+        finally:
+            worker.unfinished.pop(id(attempt), None)
 
     async def _run_one(self, worker: WorkerHandle, attempt: Attempt, name: str, request: RolloutRequest) -> Trajectory:
         assert worker.version is not None
         limit = request.agent.deadlines
         seconds = 2 * (limit.episode + limit.reset + limit.open) + UPDATE_SECONDS  # an episode may be run twice
+        provenance = json.dumps(dict(request.provenance))
         call = worker.actor.run.remote(
-            encode_attempt(attempt), name, worker.version, json.dumps(dict(request.provenance))
+            encode_attempt(attempt), name, worker.version, provenance, request.updates_weights
         )
         kind, data = await self._answer(call, seconds)
         if kind == "error":
             raise UserError(f"Rollout worker {worker.index}: {data.decode()}")
         return decode_episode(data)
 
-    async def _answer(self, call: Any, seconds: float) -> Any:
+    async def _answer(self, call: Any, seconds: float | None) -> Any:
         """Await an answer; raise WorkerLost where the worker is dead, cannot be reached, or takes too long."""
         exceptions = self._ray.exceptions
         try:
@@ -173,6 +182,57 @@ class RolloutWorkerPool:
         except exceptions.RayError as error:
             raise WorkerLost(type(error).__name__) from error
 
+    # -- weights ----------------------------------------------------------------------------
+
+    async def update_weights(self, policy: TrainablePolicy) -> None:
+        """Give all workers the policy's current weights; those that join get them before they are ready."""
+        self._start(policy)
+        versions = tuple(model.version for model in policy.models)
+        if self._weights is None or self._weights.versions != versions:
+            # Learner and workers at the same time: the learner's own tensors change while others may still join.
+            keeps = self.config.trainer.max_staleness > 0
+            self._weights = OutgoingWeights.after(self._weights, versions, trained_tensors(policy), keeps)
+        await self._wait_for_workers(policy, self.min_workers)
+        await _all([self._update_or_lose(worker, policy) for worker in list(self.workers.values())])
+        await self._wait_for_workers(policy, self.min_workers)
+
+    async def _update_or_lose(self, worker: WorkerHandle, policy: TrainablePolicy) -> None:
+        try:
+            await self._update(worker, policy)
+        except WorkerLost as lost:
+            self._lose(worker, str(lost))
+
+    async def _update(self, worker: WorkerHandle, policy: TrainablePolicy) -> None:
+        """Send the weights to a worker that lacks them, and prove that they arrived."""
+        assert self._weights is not None
+        sent = self._weights
+        if worker.version == sent.number:
+            await self._answer(worker.actor.reset.remote(sent.versions), UPDATE_SECONDS)
+            return
+        refused = await self._send(worker, sent, worker.version)
+        if refused is not None and worker.version is not None:  # changes on another base: send whole tensors
+            refused = await self._send(worker, sent, None)
+        if refused is not None:
+            raise UserError(f"Rollout worker {worker.index} refuses the weights: {refused}.")
+        worker.version = sent.number
+        if sent is not self._weights or policy.version != sent.versions[0]:
+            return  # the learner is ahead already, and has nothing to compare with
+        sampled = await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS)
+        if policy.version != sent.versions[0]:
+            return
+        difference = policy.score_difference(sampled)
+        if difference > (limit := mismatch_limit(self.config)):
+            raise UserError(
+                f"Rollout worker {worker.index} is {difference:.3g} per token away from the learner after an "
+                f"update of its weights (limit {limit:g}); is the model's folder the same on all machines?"
+            )
+
+    async def _send(self, worker: WorkerHandle, sent: OutgoingWeights, version: int | None) -> str | None:
+        """Send the weights as changes on a version, None: as whole tensors. Returns why they are refused, or None."""
+        call = worker.actor.update_weights.remote(sent.message(self._ray, version), sent.versions)
+        refused: str | None = await self._answer(call, UPDATE_SECONDS)
+        return refused
+
     # -- workers ----------------------------------------------------------------------------
 
     def _start(self, policy: TrainablePolicy) -> None:
@@ -182,87 +242,56 @@ class RolloutWorkerPool:
         self._agents = agents_of(self.config, self.components, tuple(policy.role_engines))
         self._ray = self._stack.enter_context(ray_session.connected(self.num_workers + ranks.num_ranks()))
         ray_session.check_resources(
-            self._ray, self.num_workers, policy.decoder.device.type == "cuda", "The rollout workers"
+            self._ray, self.min_workers, policy.decoder.device.type == "cuda", "The rollout workers"
         )
         self._write("opened", version=policy.version, num_workers=self.num_workers)
 
-    async def _prepare(self, policy: TrainablePolicy) -> list[tuple[int, str]]:
-        """Start missing workers and bring all of them up to date; returns those that were lost on the way."""
-        on_gpu = policy.decoder.device.type == "cuda"
-        for index in range(self.num_workers):
-            if index not in self.workers:
-                actor = self._ray.remote(RolloutWorker).options(
-                    num_cpus=1, num_gpus=int(on_gpu), max_concurrency=1000, max_restarts=0, scheduling_strategy="SPREAD"
-                )  # fmt: skip
-                threads = threads_per_worker(self.num_workers, len(self._ray.nodes()))
-                started = actor.remote(to_yaml(self.config), str(self.folder.absolute()), os.getcwd(), threads)
-                self.workers[index] = WorkerHandle(index, started, self._starts[index])
-                self._starts[index] += 1
-        versions = tuple(model.version for model in policy.models)
-        message = self._message(policy, versions)
-        lost = await _all([self._update(worker, policy, versions, message) for worker in self.workers.values()])
-        return [failure for failure in lost if failure is not None]
+    async def _wait_for_workers(self, policy: TrainablePolicy, count: int) -> None:
+        """Start the workers that are missing, and wait until `count` are ready."""
+        while True:
+            for index in range(self.num_workers):
+                if index not in self.workers and index not in self._joining:
+                    self._joining[index] = asyncio.create_task(self._join(index, policy))
+            if self._failure is not None:
+                raise self._failure
+            if len(self.workers) >= count:
+                return
+            self._changed.clear()
+            await self._changed.wait()
 
-    def _message(self, policy: TrainablePolicy, versions: tuple[int, ...]) -> Callable[[int | None], Any]:
-        """A function from a worker's version to the message for it: one message for all that need the same."""
-        tensors = trained_tensors(policy)
-        number, base = (1, None) if self._sent is None else (self._sent[1], self._sent)
-        if self._sent is None or self._sent[0] != versions:
-            number = 1 if self._sent is None else number + 1
-            # In float32 every weight changes at every update: there is nothing to gain from a copy of the last ones.
-            keeps = all(tensor.element_size() == 2 for tensor in tensors.values())
-            copies = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()} if keeps else None
-            self._sent = (versions, number, copies)
-        made: dict[bool, Any] = {}
-
-        def message(version: int | None) -> Any:
-            may_change = base is not None and base[2] is not None and version == base[1] == number - 1
-            if may_change not in made:
-                start = (base[1], base[2]) if may_change and base is not None and base[2] is not None else None
-                data = weights.encode(tensors, number, start)
-                made[may_change] = self._ray.put(np.frombuffer(data, dtype=np.uint8))
-            return number, made[may_change]
-
-        return message
-
-    async def _update(
-        self,
-        worker: WorkerHandle,
-        policy: TrainablePolicy,
-        versions: tuple[int, ...],
-        message: Callable[[int | None], Any],
-    ) -> tuple[int, str] | None:
-        """Check a new worker, send weights where it lacks them, and prove that they arrived."""
-        assert self._sent is not None
-        try:
-            if not worker.is_checked:
+    async def _join(self, index: int, policy: TrainablePolicy) -> None:
+        """Start a worker and make it ready: it waits until Ray has place for it. After a loss it is started again."""
+        while True:
+            worker = self._start_actor(index, policy)
+            try:
                 await self._check(worker)
-            if worker.version == self._sent[1]:
-                await self._answer(worker.actor.reset.remote(versions), UPDATE_SECONDS)
-                return None
-            number, data = message(worker.version)
-            refused = await self._answer(worker.actor.update_weights.remote(data, versions), UPDATE_SECONDS)
-            if refused is not None and worker.version is not None:  # changes on another base: send whole tensors
-                worker.version = None
-                number, data = message(None)
-                refused = await self._answer(worker.actor.update_weights.remote(data, versions), UPDATE_SECONDS)
-            if refused is not None:
-                raise UserError(f"Rollout worker {worker.index} refuses the weights: {refused}.")
-            worker.version = number
-            difference = score_difference(policy, await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS))
-            if difference > (limit := mismatch_limit(self.config)):
-                raise UserError(
-                    f"Rollout worker {worker.index} is {difference:.3g} per token away from the learner after an "
-                    f"update of its weights (limit {limit:g}); is the model's folder the same on all machines?"
-                )
-        except WorkerLost as lost:
-            self._drop(worker)
-            return worker.index, str(lost)
-        return None
+                while self._weights is None or worker.version != self._weights.number:
+                    await self._update(worker, policy)
+            except WorkerLost as lost:
+                self._lose(worker, str(lost))
+                if self._failure is None:
+                    continue
+            except UserError as error:
+                self._failure = error
+            else:
+                self.workers[index] = worker
+            del self._joining[index]
+            self._changed.set()
+            return
+
+    def _start_actor(self, index: int, policy: TrainablePolicy) -> WorkerHandle:
+        on_gpu = policy.decoder.device.type == "cuda"
+        actor = self._ray.remote(RolloutWorker).options(
+            num_cpus=1, num_gpus=int(on_gpu), max_concurrency=1000, max_restarts=0, scheduling_strategy="SPREAD"
+        )  # fmt: skip
+        threads = threads_per_worker(self.num_workers, len(self._ray.nodes()))
+        started = actor.remote(to_yaml(self.config), str(self.folder.absolute()), os.getcwd(), threads)
+        self._starts[index] += 1
+        return WorkerHandle(index, started, self._starts[index] - 1, asyncio.Semaphore(policy.concurrency))
 
     async def _check(self, worker: WorkerHandle) -> None:
         """Raise UserError where a new worker has another version of the package or cannot build what it needs."""
-        described = await self._answer(worker.actor.describe.remote(), UPDATE_SECONDS)
+        described = await self._answer(worker.actor.describe.remote(), None)  # Ray may have no place for it yet
         where = f"Rollout worker {worker.index} on {described['host']}"
         if described["version"] != __version__:
             raise UserError(f"{where} has Practicum {described['version']}, not {__version__}; install the same there.")
@@ -270,25 +299,43 @@ class RolloutWorkerPool:
             raise UserError(f"{where}: {described['failure']}")
         if described["agents"] != agent_hashes(self._agents):
             raise UserError(f"{where} reads the configuration otherwise; install the same packages there.")
-        worker.is_checked = True
         place = {"host": described["host"], "pid": described["pid"]}
         self._write("worker_started", worker=worker.index, start=worker.starts, **place)
 
-    def _drop(self, worker: WorkerHandle) -> None:
-        """Forget a worker that is lost, and end its process where it can be reached."""
+    def _lose(self, worker: WorkerHandle, reason: str) -> None:
+        """Forget a worker that is lost, once, and end its process where it can be reached; it is started again."""
+        if worker.is_lost:
+            return
+        worker.is_lost = True
         if self.workers.get(worker.index) is worker:
             del self.workers[worker.index]
         with contextlib.suppress(Exception):
             self._ray.kill(worker.actor)
+        again = [_key(attempt) for attempt in worker.unfinished.values()]
+        self._write("worker_lost", worker=worker.index, reason=reason, run_again=again)
+        self.say(f"Rollout worker {worker.index} is lost ({reason}); {len(again)} episodes are run again.")
+        self._num_losses += 1
+        if self._num_losses >= MAX_LOSSES * self.num_workers:
+            self._failure = UserError(
+                f"Rollout workers died {self._num_losses} times in a row without an episode ({reason})."
+            )
+        self._changed.set()
 
     async def close(self) -> None:
         """End the workers."""
         if self._ray is None:
             return
+        joining = list(self._joining.values())
+        for task in joining:
+            task.cancel()
+        await asyncio.gather(*joining, return_exceptions=True)
         closing = [self._answer(worker.actor.close.remote(), CLOSE_SECONDS) for worker in self.workers.values()]
         await asyncio.gather(*closing, return_exceptions=True)
-        for worker in list(self.workers.values()):
-            self._drop(worker)
+        for worker in self.workers.values():
+            with contextlib.suppress(Exception):
+                self._ray.kill(worker.actor)
+        self.workers.clear()
+        self._joining.clear()
         self._ray = None
         self._stack.close()
 
@@ -299,15 +346,13 @@ class RolloutWorkerPool:
             file.write(json.dumps({"event": event, **values}) + "\n")
 
 
-def assign(positions: Sequence[int], planned: Sequence[Attempt], workers: Sequence[int]) -> dict[int, list[int]]:
-    """Divide positions of a plan among workers: a group is on one worker, and groups go round."""
+def assign(planned: Sequence[Attempt], workers: Sequence[int]) -> list[int]:
+    """The worker of each position of a plan: a group is on one worker, and groups go round."""
     worker_of: dict[str, int] = {}
-    assigned: dict[int, list[int]] = {}
-    for position in positions if workers else ():
-        group = planned[position].group or planned[position].task.id
-        worker = worker_of.setdefault(group, workers[len(worker_of) % len(workers)])
-        assigned.setdefault(worker, []).append(position)
-    return assigned
+    return [
+        worker_of.setdefault(attempt.group or attempt.task.id, workers[len(worker_of) % len(workers)])
+        for attempt in planned
+    ]
 
 
 def _key(attempt: Attempt) -> list[Any]:
