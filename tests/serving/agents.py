@@ -168,3 +168,15 @@ async def delegating(task: ExternalTask) -> float:
             answer = await client.post("/chat/completions", json={"model": role, "messages": asked})
             replies.append(answer.json()["choices"][0]["message"]["content"] or "")
     return float(len(replies[1]) % 7)
+
+
+async def editing(task: ExternalTask) -> float:
+    """Changes what the model said before it asks again, and then goes on; rewarded by the length of the last reply."""
+    async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {task.api_key}"
+        messages: list[Any] = list(task.messages)
+        for turn in range(3):
+            answer = await client.post("/chat/completions", json={"model": "m", "messages": messages})
+            reply = answer.json()["choices"][0]["message"]
+            messages += [{**reply, "content": "Edited."} if turn == 0 else reply, {"role": "user", "content": "And?"}]
+    return float(len(reply["content"] or "") % 7)

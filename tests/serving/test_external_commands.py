@@ -64,6 +64,20 @@ def test_a_program_is_trained_evaluated_and_shown(tmp_path: Path, capsys: pytest
     assert "How many" in capsys.readouterr().out
 
 
+def test_branches_are_counted_by_their_reasons(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics, episodes = train(
+        tmp_path, "agent.environment=math", "agent.max_turns=4", "agent.reward_from=callback",
+        f"agent.command={AGENTS}:editing",
+    )  # fmt: skip
+    assert [[turn.branch_reason for turn in one.turns] for one in episodes] == [["", "edited reply", ""]] * 6
+    assert metrics[0]["rollout/branches/mean"] == metrics[0]["rollout/branches/edited_reply"] == 1.0
+    [path, *_] = sorted((tmp_path / "practicum" / "x" / "groups").rglob("*__attempt_0.jsonl"))
+    capsys.readouterr()
+    assert main(["show", str(path)]) == 0
+    tree = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("tree ")]
+    assert tree == [["tree", "0"], ["tree", "1", "→", "2", "edited", "reply"]]
+
+
 @pytest.fixture
 def manager_url() -> Iterator[str]:
     """A server of another model, in a thread of its own."""
