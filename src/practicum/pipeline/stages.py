@@ -32,7 +32,7 @@ from practicum.errors import UserError, did_you_mean
 from practicum.training.build import training_tasks
 from practicum.training.build_supervised import sft_settings
 from practicum.training.dry_run import check_supervised_model, missing_files, sentence_of
-from practicum.training.settings import rl_settings, training_steps
+from practicum.training.settings import reply_format, rl_settings, training_steps
 
 MODELS = ("base", "sft", "rl")
 """The models that are evaluated, in this order."""
@@ -243,7 +243,7 @@ def check_tasks(config: PipelineConfig) -> None:
         registry.environment_class(name)(**environment_options(config, name)).tasks(split, count, seed)
     train = rl_config(config)
     agent = train.agent
-    mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=agent.agent_type)
+    mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=reply_format(train))
     training_tasks(mix, train)
 
 

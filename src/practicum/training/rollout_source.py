@@ -14,7 +14,7 @@ import itertools
 import json
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -507,9 +507,8 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             **summary_stats("response_length", lengths),
         }
         external = [e for e in scored if EXTERNAL_AGENT in e.provenance]
-        if external:  # how often an agent's program changed earlier messages, or started a new conversation
-            branches = sum(bool(t.branch_reason) for e in external for t in e.turns)
-            metrics["rollout/branches/mean"] = branches / len(external)
+        if external:
+            metrics |= branch_metrics(external)
         environments = sorted({e.task.environment for e in scored})
         for name in environments if len(environments) > 1 else ():
             own = [e for e in scored if e.task.environment == name]
@@ -527,6 +526,18 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
         if not outcome.scored:
             metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))
     return metrics
+
+
+def branch_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """How often per episode agents' programs changed earlier messages or began anew, in all and by the reason."""
+    reasons = Counter(
+        turn.branch_reason.partition(" after turn ")[0].replace(" ", "_")
+        for episode in episodes
+        for turn in episode.turns
+        if turn.branch_reason
+    )
+    by_reason = {f"rollout/branches/{reason}": count / len(episodes) for reason, count in sorted(reasons.items())}
+    return {"rollout/branches/mean": reasons.total() / len(episodes), **by_reason}
 
 
 def _reply_ids(turn: Turn) -> tuple[int, ...]:
