@@ -14,7 +14,7 @@ RL=(agent.environment="$HERE/shop.py:Shop" agent.max_turns=10 agent.max_tokens_p
   actor_rollout_ref.actor.optim.lr_warmup_steps=5 actor_rollout_ref.rollout.max_num_seqs=128 trainer.test_freq=10
   trainer.total_training_steps="${RL_STEPS:-40}" trainer.default_local_dir="$OUT" trainer.project_name=training)
 
-run collect "${ENV[@]}" "${PLAY[@]}" --policy expert --tasks "${DEMONSTRATIONS:-150}" --out "$OUT" --experiment demonstrations
+run collect "${ENV[@]}" "${PLAY[@]}" --policy expert --tasks "${DEMONSTRATIONS:-150}" --out "$OUT" --experiment demonstrations --run-id expert
 run sft --episodes "$OUT/demonstrations" --model tiny-pretrained --full --epochs "${EPOCHS:-12}" --batch-size 8 \
   --gradient-accumulation-steps 1 --lr 1e-3 --warmup 20 --out "$OUT/sft" training.bf16=false training.weight_decay=1.0
 run train "${RL[@]}" actor_rollout_ref.actor.optim.lr=2e-4 trainer.experiment_name=rl

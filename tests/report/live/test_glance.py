@@ -61,7 +61,7 @@ def test_the_first_screen_answers_and_leads_to_the_details(browser: Any, tmp_pat
         assert said["Fails"] == "most often level 1: 6 of 10 (60.0 %) · beta · rl"
         assert said["Tool errors"] == "calculator 5 of 35 calls (14.3 %) · beta · rl"
         assert said["Health"] == "act: success_collapse since step 2, and 1 further sign"
-        assert said["Runs differ in"] == f"rl.lr 0.0003 → 0.001, commit {9 * 'a'} → {9 * 'b'}"
+        assert said["Runs differ in"] == f"rl.lr 0.0003 → 0.001, commit {9 * 'a'} → {9 * 'b'} · alpha → beta"
         assert page.locator("#config-differences thead th").all_inner_texts() == ["alpha", "beta"]
         for seen in ("#glance", "#result .headline >> nth=-1", "#result tbody tr >> nth=2"):
             box = page.locator(seen).bounding_box()

@@ -243,3 +243,38 @@ def test_runs_of_one_stage_each_follow_each_other_but_seeds_do_not(browser: Any,
         assert texts[0] == "baseline"
         assert [text.split(",")[0] for text in texts[1:]] == ["better than base", "better than base"]
         assert "rl-seed-1" not in texts[2]
+
+
+def test_two_trainings_from_one_model_are_compared_with_it_and_with_each_other(browser: Any, tmp_path: Path) -> None:
+    """As separate commands leave them: demonstrations, SFT, two RL trainings, and a result of each model."""
+    for number in range(20):
+        episode = an_episode(f"train-{number}", 0, 1.0)
+        write_episode(tmp_path / "demonstrations", replace(episode, task=replace(episode.task, split="train")))
+    for name, solved in (("base", 1), ("sft", 10), ("rl", 18), ("rl-high-rate", 2)):
+        write_run(tmp_path / "results" / name, [[float(n < solved)] for n in range(20)])
+    for name in ("sft", "training/rl", "training/rl-high-rate"):
+        write_rl(tmp_path / name, 20, collapse=5 if "high" in name else 0)
+        (tmp_path / name / "config.yaml").write_text("lr: 2\n" if "high" in name else "lr: 1\n")
+    (tmp_path / "sft" / "config.yaml").write_text("epochs: 3\n")
+    (tmp_path / "sft" / "metrics.jsonl").write_text('{"step": 1, "sft/perplexity": 2.0}\n')
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([tmp_path]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        blocks = page.locator("#result .result thead th:first-child").all_inner_texts()
+        assert blocks == ["math, test tasks", "math, train tasks"]
+        heads = page.locator("#result p.headline b").all_inner_texts()
+        assert [head.split(" points")[0] for head in heads] == [
+            "results/rl − results/sft: +40.0",  # the best one first
+            "results/rl-high-rate − results/sft: −40.0",
+        ]
+        rows = [" ".join(text.split()) for text in page.locator("#result .verdicts").all_inner_texts()]
+        assert [text.split(",")[0] for text in rows[3].split("] ")] == [
+            "worse than results/sft",
+            "worse than results/rl",
+            "no difference shown from results/base",
+        ]
+        assert "results/rl-high-rate" not in page.locator("#glance > div").first.inner_text()  # failures of the best
+        differ = " ".join(page.locator("#glance > div").last.inner_text().split())
+        assert differ == "Runs differ in lr 1 → 2 · training/rl → training/rl-high-rate"  # and not from SFT's keys

@@ -51,7 +51,7 @@ function differencesGlance() {
   const texts = settings.map(([name, values]) => (runs.length === 2 ? `${name} ${values.map(ending).join(' → ')}` : name));
   let count = texts.length ? 1 : 0;
   while (count < texts.length && texts.slice(0, count + 1).join(', ').length <= MAX_GLANCE_CHARACTERS) count += 1;
-  return ['differences', 'Runs differ in', texts.length ? texts.slice(0, count).join(', ') + (count < texts.length ? ` and ${texts.length - count} more` : '') : 'no key of their configurations', ''];
+  return ['differences', 'Runs differ in', texts.length ? texts.slice(0, count).join(', ') + (count < texts.length ? ` and ${texts.length - count} more` : '') : 'no key of their configurations', runs.length === 2 ? runs.map((run) => run.name).join(' → ') : ''];
 }
 
 function glance() {

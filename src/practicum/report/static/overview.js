@@ -184,7 +184,7 @@ function tableSection() {
   // A validation has a result of all its tasks, and episodes of a few: there is no list of what it counts.
   const body = lines.map((line) => el('tr', line.part === 'validation' && !line.kept ? {} : opens({run: line.run, part: line.part, environment: line.environment}),
     el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label), line.kept ? el('span', {class: 'faint'}, /top_episodes$/.test(line.part) ? ' (those of the highest reward)' : /validation$/.test(line.part) ? ' (the first tasks of each validation)' : ' (first groups of steps 1, 2, 4, 8 …)') : null),
-    el('td', {}, line.environment, line.split ? el('span', {class: 'faint'}, ' ' + line.split) : null),
+    el('td', {title: line.environment}, environmentName(line.environment), line.split ? el('span', {class: 'faint'}, ' ' + line.split) : null),
     el('td', {class: 'n'}, line.episodes.toLocaleString('en'), line.tasks !== line.episodes ? el('span', {class: 'range'}, ` of ${line.tasks} tasks`) : null),
     el('td', {class: 'n'}, line.kept ? '–' : percent(line.success_rate), line.kept || !isNumber(line.success_low) ? null : el('span', {class: 'range'}, ` ${interval(line.success_low, line.success_high)}`)),
     cell(line, 'mean_reward', 'reward_low', 'reward_high', figure),
