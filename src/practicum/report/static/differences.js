@@ -37,7 +37,7 @@ const lengthText = (run) => run.curves.map((curve) => `${curve.name ? curve.name
 const MAX_DIFFERING_RUNS = 8, MAX_DIFFERING_KEYS = 60;
 // Trainings of one kind: keys of SFT are none of RL. Runs with several stages come first.
 const TRAINING_KINDS = ['several', 'rl', 'dpo', 'sft', 'other'];
-const trainingKind = (run) => (run.curves.length > 1 ? 'several' : run.curves.length ? stageOf(run.curves[0]) : 'other');
+const trainingKind = (run) => (run.curves.length > 1 || run.table.filter((line) => !line.kept && line.part !== 'validation').length > 1 ? 'several' : run.curves.length ? stageOf(run.curves[0]) : 'other');
 // Of the runs that keep a configuration or a version: plain episodes say nothing about either, and their results are above.
 function differencesOf() {
   const all = shownRuns().map((run) => [run, keysOf(run)]).filter(([run, config]) => config.size || (run.versions || []).length);
