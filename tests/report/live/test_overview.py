@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from practicum.task import Task
 from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import Outcome
 from tests.report.browser_pages import Watched, becomes, lists
-from tests.report.report_files import CHROMIUM, an_episode, step_values, write_run
+from tests.report.report_files import CHROMIUM, an_episode, step_values, write_run, write_training
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
@@ -278,3 +279,44 @@ def test_two_trainings_from_one_model_are_compared_with_it_and_with_each_other(b
         assert "results/rl-high-rate" not in page.locator("#glance > div").first.inner_text()  # failures of the best
         differ = " ".join(page.locator("#glance > div").last.inner_text().split())
         assert differ == "Runs differ in lr 1 → 2 · training/rl → training/rl-high-rate"  # and not from SFT's keys
+
+
+def test_many_runs_fit_a_page_that_can_be_read(browser: Any, tmp_path: Path) -> None:
+    """Twelve runs: the same few screens as of two, with everything beyond folded away or in a box of its own."""
+    for number in range(12):
+        run = tmp_path / f"run-{number:02d}"
+        write_training(run, 40, seed=number)
+        write_run(run / "evaluation", [[float((task + number) % 3 > 0)] for task in range(12)])
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([tmp_path]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        assert page.locator("#result > .result").first.locator("tbody tr").count() == 12
+        assert page.evaluate("document.documentElement.scrollHeight") < 7000
+        assert page.locator("#result details summary").inner_text() == "validation during training: 24 rows"
+        colours = page.locator(".run .dot").evaluate_all(
+            "(dots) => dots.map((dot) => getComputedStyle(dot).color + getComputedStyle(dot).borderStyle)"
+        )
+        assert len(set(colours)) == 12
+
+
+def test_rounding_noise_is_a_flat_line_and_stages_have_axes_of_their_own(browser: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for stage, values in (("sft", {"sft/perplexity": 2.0}), ("rl", {"reward/mean": 1.0, "success/mean": 1.0})):
+        (run / stage).mkdir(parents=True)
+        rows = [{"step": n, "actor/loss": 0.5, "actor/ppo_kl": 5e-8 * (n % 2), **values} for n in range(1, 30)]
+        (run / stage / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "plan.json").write_text("{}")
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([run]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        assert page.locator("[data-stage=sft] [data-metric='actor/loss']").count() == 1
+        assert page.locator("[data-stage=rl] [data-metric='actor/loss']").count() == 1
+        assert page.locator("[data-metric='reward/mean']").count() == 0  # the same as the success
+        line = page.locator("[data-stage=rl] [data-metric='actor/ppo_kl'] path.line").first.get_attribute("d")
+        heights = [float(pair.split(",")[1]) for pair in re.findall(r"[-\d.]+,[-\d.]+", line or "")]
+        assert len(heights) == 29
+        assert max(heights) - min(heights) < 1

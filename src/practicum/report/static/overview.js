@@ -156,6 +156,7 @@ function fillCurve(chart, name) {
   chart.set(linesOf().filter((line) => line.stage === chart.options.stage && line.curve.series[name]).map((line) => ({...line, series: line.curve.series[name], events: line.curve.events})));
 }
 
+const MAX_STACKS = 3;
 function partsSection() {
   const stacks = linesOf().map((line) => {
     const names = Object.keys(line.curve.series).filter((name) => name.startsWith(SHARE));
@@ -170,7 +171,8 @@ function partsSection() {
   const names = [...new Set(tables.flatMap((line) => Object.keys(line.parts)))];
   return el('section', {'aria-label': 'Reward parts'}, el('div', {class: 'section-head'}, el('h2', {}, 'Reward parts'),
     el('span', {class: 'soft small'}, stacks.length ? 'Share of each part in all reward, signs aside.' : 'Mean of each part over scored episodes.')),
-    stacks.length ? el('div', {class: 'charts'}, stacks) : null,
+    stacks.length ? el('div', {class: 'charts'}, stacks.slice(0, MAX_STACKS)) : null,
+    stacks.length > MAX_STACKS ? el('details', {}, el('summary', {}, `Those of ${plural(stacks.length - MAX_STACKS, 'further run')}`), el('div', {class: 'charts'}, stacks.slice(MAX_STACKS))) : null,
     tables.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Episodes'), names.map((name) => el('th', {class: 'n'}, name)))),
       el('tbody', {}, tables.map((line) => el('tr', {}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), line.label),
         names.map((name) => el('td', {class: 'n'}, figure(line.parts[name]))))))) ) : null);
@@ -205,7 +207,7 @@ function comparisonSection() {
   const reach = [0.05, 0.1, 0.25, 0.5].find((one) => most <= one) || 1;
   return el('section', {'aria-label': 'Comparison', id: 'comparison'}, el('div', {class: 'section-head'}, el('h2', {}, 'Comparison'),
     el('span', {class: 'soft small'}, 'Paired, on the same tasks; several comparisons are corrected for (Holm). A row opens all figures.'), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
-    el('div', {class: 'card'}, el('div', {class: 'verdict-head'}, el('span', {}), apartAxis(reach)), shown.map((found) => verdict(found, reach))));
+    el('div', {class: 'card verdicts-card', tabindex: '0'}, el('div', {class: 'verdict-head'}, el('span', {}), apartAxis(reach)), shown.map((found) => verdict(found, reach))));
 }
 
 function verdict(found, reach) {

@@ -43,7 +43,7 @@ function resultGroups() {
   for (const one of linesOf()) {
     const series = one.curve.series['val/success/mean'];
     const points = series && !one.run.table.some((line) => line.part === 'validation' && !line.kept) ? pointsOf(series) : [];
-    for (const point of points.length > 1 ? [points[0], points[points.length - 1]] : points) add(state.runs.length > 1 || one.curve.name ? `validation during training, ${shortLabel(one.label)}` : 'validation during training', {label: `${one.label}, step ${point[0]}`, run: one.run.key, rate: point[1], low: point[2], high: point[3]});
+    for (const point of points.length > 1 ? [points[0], points[points.length - 1]] : points) add('validation during training', {label: `${one.label}, step ${point[0]}`, run: one.run.key, rate: point[1], low: point[2], high: point[3]});
   }
   return new Map([...groups].sort(([, [a]], [, [b]]) => weightOf(a) - weightOf(b)));
 }
@@ -75,7 +75,10 @@ function sequencesOf(lines) {
 const seedless = (label) => label.replace(/seed[-_ ]?\d+/gi, 'seed');
 const sameStage = (a, b) => isNumber(a.stage) && a.stage === b.stage;
 const earlierOf = (line, sequence) => sequence.slice(0, sequence.indexOf(line)).filter((one) => seedless(one.label) !== seedless(line.label));
-function beforeOf(line, sequence) { return earlierOf(line, sequence).reverse().find((one) => !sameStage(one, line)) || null; }
+// Of many lines without a known stage none follows another.
+const MAX_FOLLOWING = 6;
+const isUnordered = (sequence) => sequence.length > MAX_FOLLOWING && sequence.every((line) => !isNumber(line.stage));
+function beforeOf(line, sequence) { return isUnordered(sequence) ? null : earlierOf(line, sequence).reverse().find((one) => !sameStage(one, line)) || null; }
 // Another line of the same stage, as of two RL trainings from one SFT model: they do not follow each other.
 function besideOf(line, sequence) { return earlierOf(line, sequence).find((one) => sameStage(one, line)) || null; }
 // The lines of the last stage, the best one first.
@@ -135,7 +138,7 @@ function headlines(sequence, lines) {
 }
 function headlineOf(last, sequence, lines) {
   const run = sequence.every((line) => line.run === last.run) ? runOf(last.run) : null;
-  const other = versus.baseline ? baselineOf(last, sequence, lines) : beforeOf(last, sequence) || besideOf(last, sequence), found = other && other !== last ? comparisonOf(other, last) : null;
+  const other = versus.baseline ? baselineOf(last, sequence, lines) : beforeOf(last, sequence) || besideOf(last, sequence) || baselineOf(last, sequence, lines), found = other && other !== last ? comparisonOf(other, last) : null;
   return found ? headline(found, other.run === last.run ? run : null) : null;
 }
 // The last stage of each run against that of the first run, or that the two cannot be compared.
@@ -167,6 +170,12 @@ function resultBlock(name, lines, seen) {
     el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis(axisTop(lines))), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict, difference in points [95 %]'))), el('tbody', {}, body))));
 }
 
+// Many validations, which are not the result, do not push everything else away.
+const MAX_SECONDARY_ROWS = 8;
+function folded(name, lines, block) {
+  return lines.length > MAX_SECONDARY_ROWS && isSecondary(lines[0]) ? el('details', {class: 'of-run'}, el('summary', {}, `${name}: ${plural(lines.length, 'row')}`), block) : block;
+}
+
 function resultSection() {
   const groups = resultGroups();
   const seen = glance();
@@ -175,7 +184,7 @@ function resultSection() {
   const corrected = count > 1 ? `, corrected for the ${count} pairs that can be compared here (Holm)` : '';
   return el('section', {'aria-label': 'Result', id: 'result'}, el('div', {class: 'section-head'}, el('h2', {}, 'Result'),
     el('span', {class: 'soft small'}, `95 % intervals over tasks. Verdicts: the paired test on the same tasks${corrected}.`), baselineChoice(groups)),
-  [...groups].map(([name, lines], place) => resultBlock(name, lines, place ? null : seen)), matrixBlock());
+  [...groups].map(([name, lines], place) => folded(name, lines, resultBlock(name, lines, place ? null : seen))), matrixBlock());
 }
 
 // Many policies in many environments: one row and one column each.
