@@ -11,7 +11,7 @@ from pathlib import Path
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
 from practicum.utils.tables import counted
-from practicum.utils.terminal import say
+from practicum.utils.terminal import coloured, say
 
 FLAGS = {
     "base_model": ("actor_rollout_ref.model.path", "model to start from (actor_rollout_ref.model.path)"),
@@ -97,5 +97,7 @@ def print_validations(folder: Path) -> None:
     from practicum.training.validation_results import compare_first_and_last
 
     change = compare_first_and_last(folder)
-    for line in filter(None, [validation_sentence(folder), change.sentence if change else ""]):
+    if line := validation_sentence(folder):
         say(line)
+    if change is not None:
+        say(coloured(change.sentence, str(change.conclusion)))
