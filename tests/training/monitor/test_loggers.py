@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from practicum.errors import UserError
-from practicum.training.monitor import loggers
 from practicum.report.page import script
+from practicum.training.monitor import loggers
 from practicum.training.monitor.loggers import Logger, console_line, make_loggers, print_line, wandb_mode, wandb_run_id
 
 VALUES = {
