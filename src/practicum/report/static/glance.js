@@ -15,7 +15,7 @@ const ofStage = (cohort) => (cohort ? shortLabel(cohort.stage) : 'all parts');
 function bestGlance() {
   const lines = shownLines(resultGroups())[0] || [];
   // Of those with tasks in common: a rate on other tasks says nothing about these.
-  const [best, next] = lines.filter((line) => lines.some((other) => comparisonOf(other, line))).sort((a, b) => b.rate - a.rate);
+  const [best, next] = lines.filter((line) => lines.some((other) => comparisonOf(other, line))).sort((a, b) => b.rate - a.rate || lines.indexOf(b) - lines.indexOf(a));
   if (!next || isSecondary(best)) return null;
   const found = comparisonOf(next, best), kind = verdictKind(found);
   return ['result', 'Best', [el('b', {}, shortLabel(best.label)), ` ${percent(best.rate)}${isNumber(best.low) ? ` ${interval(best.low, best.high)}` : ''}; next ${shortLabel(next.label)} ${percent(next.rate)}`,
