@@ -103,10 +103,11 @@ class TwoNodes:
 
     def run(self, command: list[str], log: Path) -> subprocess.Popen[bytes]:
         """Start a program on the first node."""
+        inside = self._inside(0, command)
         with log.open("ab") as file:
             return subprocess.Popen(
-                self._inside(0, command), env=self.env, cwd=self.folder, stdout=file, stderr=file, start_new_session=True,
-            )  # fmt: skip
+                inside, env=self.env, cwd=self.folder, stdout=file, stderr=file, start_new_session=True
+            )
 
     def _inside(self, node: int, command: list[str]) -> list[str]:
         """A command in the namespace of a node, with a folder of its own for Ray's sockets, as on another machine."""
