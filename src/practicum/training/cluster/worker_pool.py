@@ -202,8 +202,11 @@ class RolloutWorkerPool:
         except WorkerLost as lost:
             self._lose(worker, str(lost))
 
-    async def _update(self, worker: WorkerHandle, policy: TrainablePolicy) -> None:
-        """Send the weights to a worker that lacks them, and prove that they arrived."""
+    async def _update(self, worker: WorkerHandle, policy: TrainablePolicy, compares: bool = True) -> None:
+        """Send the weights to a worker that lacks them, and prove that they arrived.
+
+        With `compares` the learner scores what the worker's engine samples; it must not train meanwhile.
+        """
         assert self._weights is not None
         sent = self._weights
         if worker.version == sent.number:
@@ -215,12 +218,9 @@ class RolloutWorkerPool:
         if refused is not None:
             raise UserError(f"Rollout worker {worker.index} refuses the weights: {refused}.")
         worker.version = sent.number
-        if sent is not self._weights or policy.version != sent.versions[0]:
-            return  # the learner is ahead already, and has nothing to compare with
-        sampled = await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS)
-        if policy.version != sent.versions[0]:
+        if not compares:
             return
-        difference = policy.score_difference(sampled)
+        difference = policy.score_difference(await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS))
         if difference > (limit := mismatch_limit(self.config)):
             raise UserError(
                 f"Rollout worker {worker.index} is {difference:.3g} per token away from the learner after an "
@@ -266,7 +266,7 @@ class RolloutWorkerPool:
             try:
                 await self._check(worker)
                 while self._weights is None or worker.version != self._weights.number:
-                    await self._update(worker, policy)
+                    await self._update(worker, policy, compares=not self.config.trainer.max_staleness)
             except WorkerLost as lost:
                 self._lose(worker, str(lost))
                 if self._failure is None:
