@@ -61,9 +61,11 @@ test: $(STAMP)
 	  if [ $$tests -eq 1 ]; then echo "The failed tests again, one after the other:"; $(PYTEST) --last-failed --maxfail=10; tests=$$?; fi; \
 	  wait $$types && exit $$tests
 
-# Ranks, rollout workers and the driver of a small run are killed at random for half an hour (docs/cluster.md).
+# Ranks, rollout workers, the driver and, where network namespaces can be made, all of a second node of a small run are
+# killed at random for half an hour (docs/cluster.md).
+NODES ?= $(shell test "$$(id -u)" = 0 && command -v ip >/dev/null && echo 2 || echo 1)
 drill: $(STAMP)
-	$(BIN)/python benchmarks/fault_drill.py
+	$(BIN)/python benchmarks/fault_drill.py --nodes $(NODES)
 
 test-slow: $(STAMP)
 	HYPOTHESIS_PROFILE=random $(BIN)/python -m pytest -m slow

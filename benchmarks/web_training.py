@@ -54,7 +54,7 @@ class Budget:
     demonstrations: int = 104
     """Tasks that the expert plays, one episode each."""
     demonstrated_templates: int = 0
-    """Training templates that the expert's tasks are of, drawn by the seed; 0 for all. GRPO's tasks are of all."""
+    """Training templates that the expert's tasks are of, drawn by the seed; 0 for all 26. GRPO's tasks are of all."""
     bc_epochs: int = 8
     bc_validations: int = 4
     """Checkpoints of BC, the same number of updates apart, of which the best on validation templates is kept: more
@@ -63,7 +63,7 @@ class Budget:
     bc_lr: float = 5e-4
     validation: int = 78
     """Tasks of the validation templates on which checkpoints of BC and of GRPO are evaluated."""
-    logged_tasks: int = 40
+    logged_tasks: int = 24
     """Tasks that the BC model plays for DPO."""
     logged_chains: int = 8
     """Episodes of each."""
@@ -75,8 +75,10 @@ class Budget:
     grpo_chains: int = 8
     grpo_updates: int = 1
     """Updates of one step, of as many tasks each."""
-    grpo_lr: float = 1e-4
-    grpo_kl: float = 0.0
+    grpo_lr: float = 2e-4
+    grpo_temperature: float = 1.0
+    """At 1 a model that imitates hardly varies its replies, and all episodes of a task end alike."""
+    grpo_kl: float = 0.05
     """Coefficient of the KL divergence to the BC model in GRPO's loss."""
     grpo_validations: int = 5
     """Validations after the first step, the same number of steps apart."""
@@ -213,7 +215,7 @@ class Stages:
             f"data.val_batch_size={budget.validation}", "trainer.val_before_train=true",
             f"trainer.test_freq={math.ceil(budget.grpo_steps / budget.grpo_validations)}",
             f"{ACTOR}.ppo_mini_batch_size={budget.grpo_tasks // budget.grpo_updates}",
-            f"{ACTOR}.optim.lr={budget.grpo_lr}",
+            f"{ACTOR}.optim.lr={budget.grpo_lr}", f"actor_rollout_ref.rollout.temperature={budget.grpo_temperature}",
             *([f"{ACTOR}.use_kl_loss=true", f"{ACTOR}.kl_loss_coef={budget.grpo_kl}"] if budget.grpo_kl else []),
             f"trainer.total_training_steps={budget.grpo_steps}", "trainer.save_freq=3", f"trainer.seed={self.seed}",
             f"trainer.default_local_dir={self.out}", "trainer.project_name=grpo", "trainer.experiment_name=run",
@@ -318,13 +320,16 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=Path("runs/web"))
     parser.add_argument("--env", default="web", help="another environment with the same options")
     parser.add_argument("--split", default="test", help="templates to evaluate on; val for tuning")
+    parser.add_argument("--until", choices=STAGES, default=STAGES[-1], help="stop after this stage")
     parser.add_argument("--results", type=Path, help="JSON file for the figures")
     parser.add_argument("--smoke", action="store_true", help="the smallest budget: a minute")
     parser.add_argument("budget", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args(argv)
     budget = read_budget(args.budget, SMOKE if args.smoke else Budget())
     stages = Stages(args.out, args.model, args.seed, budget, args.env, args.split)
-    stages.run()
+    stages.run(STAGES[: STAGES.index(args.until) + 1])
+    if args.until != STAGES[-1]:
+        return
     results = stages.results()
     rates = template_rates(results, stages.templates())
     print("\n" + "\n".join([*stage_table(results), "", *template_table(rates)]))

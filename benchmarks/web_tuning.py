@@ -33,17 +33,15 @@ STARTS: dict[str, list[str]] = {
 """Budgets of BC."""
 VARIANTS: dict[str, tuple[str, list[str]]] = {
     "default": ("104", []),
-    "rate-5e-5": ("104", ["grpo_lr=5e-5"]),
-    "kl": ("104", ["grpo_kl=0.05"]),
-    "rate-2e-4-kl": ("104", ["grpo_lr=2e-4", "grpo_kl=0.05"]),
-    "updates": ("104", ["grpo_updates=3", "grpo_lr=5e-5"]),
-    "wide": ("104", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
+    "rate-1e-4": ("104", ["grpo_lr=1e-4", "grpo_kl=0"]),
+    "updates": ("104", ["grpo_updates=3", "grpo_lr=5e-5", "grpo_kl=0"]),
+    "hot": ("104", ["grpo_temperature=2"]),
     "52": ("52", []),
-    "52-updates": ("52", ["grpo_updates=3", "grpo_lr=1e-4", "grpo_kl=0.02"]),
-    "52-wide": ("52", ["grpo_tasks=24", "grpo_lr=1.5e-4"]),
-    "52-rate-2e-4": ("52", ["grpo_lr=2e-4"]),
+    "52-rate-1e-4": ("52", ["grpo_lr=1e-4", "grpo_kl=0"]),
+    "52-hotter": ("52", ["grpo_temperature=3", "grpo_kl=0.01"]),
     "208": ("208", []),
     "13-templates": ("13-templates", []),
+    "13-templates-hot": ("13-templates", ["grpo_temperature=2", "grpo_kl=0.02"]),
 }
 """Start and budget of GRPO."""
 

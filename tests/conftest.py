@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 
+# A job that a shell starts in the background ignores SIGINT; tests of Ctrl-C would then wait without end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: idle threads must not spin beside the tests
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a hub id that is not in the cache is an error at once, without retries

@@ -68,24 +68,26 @@ def test_variants_of_the_web_worker_begin_with_one_bc_model_and_show_the_validat
     benchmarks: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     tuning = benchmarks["web_tuning"]
-    default, kl, few = (
-        tuning.stages_of(f"{name}-7", tmp_path, "tiny", ["max_turns=4"]) for name in ("default", "kl", "52")
+    default, hot, few = (
+        tuning.stages_of(f"{name}-7", tmp_path, "tiny", ["max_turns=4"]) for name in ("default", "hot", "52")
     )
     start = tuning.stages_of("start:104-7", tmp_path, "tiny", ["max_turns=4"])
-    assert default.bc_folder == kl.bc_folder == start.bc_folder == start.out / "bc"
+    assert default.bc_folder == hot.bc_folder == start.bc_folder == start.out / "bc"
     assert few.bc_folder != default.bc_folder
     assert (few.budget.demonstrations, default.budget.demonstrations) == (52, 104)
-    assert (kl.budget.grpo_kl, default.budget.grpo_kl, kl.budget.max_turns) == (0.05, 0.0, 4)
-    assert {stages.split for stages in (default, kl, few, start)} == {"val"}, "test templates are for the chosen budget"
+    assert (hot.budget.grpo_temperature, default.budget.grpo_temperature, hot.budget.max_turns) == (2.0, 1.0, 4)
+    assert {stages.split for stages in (default, hot, few, start)} == {"val"}, (
+        "test templates are for the chosen budget"
+    )
     start.bc_folder.mkdir(parents=True)
     (start.bc_folder / "choice.json").write_text('{"best": 10, "validations": {"5": 0.1, "10": 0.25}}')
-    run = kl.out / "grpo" / "run"
+    run = hot.out / "grpo" / "run"
     run.mkdir(parents=True)
     rows = [{"step": 0, "val/success/mean": 0.25}, {"step": 1, "success/mean": 0.5}]
     (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert list(tuning.table(tmp_path, ["default-7", "kl-7"], "tiny"))[2:] == [
+    assert list(tuning.table(tmp_path, ["default-7", "hot-7"], "tiny"))[2:] == [
         "| default-7 | 5: 10.0, 10: 25.0 |  |  (0 steps) |",
-        "| kl-7 | 5: 10.0, 10: 25.0 | 0: 25.0 | 50.0, 50.0 (1 steps) |",
+        "| hot-7 | 5: 10.0, 10: 25.0 | 0: 25.0 | 50.0, 50.0 (1 steps) |",
     ]
 
 

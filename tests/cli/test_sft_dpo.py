@@ -188,6 +188,13 @@ def test_what_cannot_be_done_is_said(demonstrations: Path, tmp_path: Path, capsy
     assert "holds a run with training.num_epochs=1" in capsys.readouterr().err
 
 
+def test_a_dry_run_refuses_four_bits_on_a_cpu(demonstrations: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sft", "--dry-run", "--episodes", str(demonstrations), "model.device=cpu"]
+    assert main([*command, "model.load_in_4bit=true"]) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err
+    assert main(command) == 0
+
+
 def asked(command: str, data: list[str], out: Path, *more: str) -> list[str]:
     """Four short updates or more, of all weights."""
     plain = ["--full", "training.bf16=false", "--batch_size", "4", "--gradient_accumulation_steps", "1"]

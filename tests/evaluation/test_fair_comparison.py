@@ -84,16 +84,19 @@ def test_unscored_ways_are_both_corrected_over_all_comparisons(make_result: Make
     assert first.conclusion == "no difference shown"
 
 
-def test_interval_and_verdict_agree_for_five_tasks_all_gained(make_result: Make) -> None:
+def test_interval_and_verdict_agree_for_few_tasks_all_gained(make_result: Make) -> None:
     """Formerly 'No difference shown ... [+20.7, +100]' and '5 tasks show a difference of 117.7 points'."""
-    results = compare_pair(make_result("a", [0] * 5), make_result("b", [1] * 5))
-    assert (results.conclusion, results.success.p_value) == ("better", 0.03125)
-    assert results.success.interval.low > 0
-    assert results.record()["tests"]["exact McNemar"] == mcnemar_exact(5, 0) == 0.0625
-    four = compare_pair(make_result("a", [0] * 4), make_result("b", [1] * 4))
-    assert four.conclusion == "no difference shown"
-    assert four.success.interval.low <= 0
-    assert "show no difference, however large" in four.power_statement
+    found = compare_pair(make_result("a", [0] * 6), make_result("b", [1] * 6))
+    assert (found.conclusion, found.success.p_value, found.success.test) == ("better", 0.03125, "exact McNemar")
+    assert found.success.interval.low > 0
+    assert found.record()["tests"]["exact McNemar"] == mcnemar_exact(6, 0) == 0.03125
+    five = compare_pair(make_result("a", [0] * 5), make_result("b", [1] * 5))
+    assert five.conclusion == "no difference shown"
+    assert five.success.interval.low <= 0
+    assert "show no difference, however large" in five.power_statement
+    sixth = compare_pair(make_result("a", [0] * 6), make_result("b", [1] * 5 + [0]))
+    assert (sixth.conclusion, sixth.success.p_value, sixth.success.test) == ("better", 0.03125, "mid-p McNemar")
+    assert sixth.record()["tests"]["exact McNemar"] == 0.0625
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 10, 20, 50, 100])

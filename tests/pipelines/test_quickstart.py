@@ -22,6 +22,8 @@ from practicum.quickstart import DEMONSTRATIONS, LEVELS, RL_LEVELS, Quickstart, 
 from practicum.task import Task
 from practicum.training import build
 from practicum.training.sft import planned_steps
+from tests.report.browser_pages import Watched
+from tests.report.report_files import CHROMIUM, a_browser
 
 from .short_problems import ShortProblems
 
@@ -59,6 +61,23 @@ def test_curve_episodes_and_model_are_written(finished: Path) -> None:
     assert len(episodes) == 100
     assert {e.provenance["panel"] for e in episodes} == {json.loads((finished / "summary.json").read_text())["panel"]}
     assert (finished / "rl" / "model" / "model.safetensors").exists()
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
+def test_its_page_has_the_stages_in_order_with_their_verdicts(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api")
+    path = tmp_path / "report.html"
+    assert main(["report", str(finished), "-o", str(path)]) == 0
+    with a_browser() as browser, Watched(browser) as watched:
+        watched.page.goto(path.as_uri())
+        block = watched.page.locator("#result .result").first
+        rows = [" ".join(text.split()) for text in block.locator("tbody tr").all_inner_texts()]
+        assert [row.split()[0] for row in rows] == ["base", "sft", "rl"]
+        assert "baseline" in rows[0]
+        assert "better than base" in rows[1]
+        assert "better than sft" in rows[2]
+        assert "better than base" in rows[2]
+        assert block.locator("p.headline b").first.inner_text().startswith("rl − sft: +")
 
 
 def files(folder: Path) -> dict[str, bytes]:

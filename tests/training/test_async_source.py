@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import Any
@@ -37,7 +36,6 @@ class SlowTools(MathEnvironment):
     """Three turns; in one task of each batch a tool is slow between them."""
 
     seconds = 0.4
-    begun: Counter[tuple[str, int]] = Counter()
 
     async def reset(self, task: Task, seed: int) -> Observation:
         self._slow, self._turns = int(task.id.split("-")[-1]) % TASKS == 0, 0

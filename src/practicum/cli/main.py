@@ -158,12 +158,10 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 def recipes_and_keys(command: str) -> str:
     """The end of a help text: recipes, where the keys are listed, and what `--dry-run` is for."""
-    import textwrap  # here, because `practicum --help` does not need it
-
     from practicum.config.overrides import recipe_names
 
     kind = [name for name in recipe_names() if name.startswith("affine") == (command == "pipeline")]
-    recipes = textwrap.fill(f"recipes: {', '.join(kind)}", 100, subsequent_indent="  ")
+    recipes = f"recipes: {', '.join(kind)}"
     return (
         f"{recipes if command in ('train', 'pipeline') else ''}\n"
         f"keys: `practicum {command} --dry-run` prints every key with its value and source; docs/config.md says what "

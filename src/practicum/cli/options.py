@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 
 SOURCE_LINE_CHARACTERS = 90
+BEGINNING = re.compile(r"[ *-]|[a-z]+: ")
+"""How a line of a help text begins that does not continue the one before."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -29,7 +32,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         before = ""
         for line in text.strip("\n").splitlines():
             # A line of the source that is nearly full goes on in the next one.
-            if len(before) > SOURCE_LINE_CHARACTERS and line and not line.startswith((" ", "*", "-")):
+            if len(before) > SOURCE_LINE_CHARACTERS and line and not BEGINNING.match(line):
                 lines[-1] += " " + line
             else:
                 lines.append(line)

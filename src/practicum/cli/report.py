@@ -17,7 +17,8 @@ def run(argv: list[str]) -> int:
         prog="practicum report",
         description=__doc__,
         epilog="A RUN is a folder with metrics, episodes or both, a folder with such folders below it, or a result of "
-        "`practicum eval --out`. The first one is the baseline that the others are compared with.",
+        "`practicum eval --out`. Each stage is compared with the one before it and with the first; the baseline can be "
+        "chosen on the page.",
     )
     parser.add_argument(
         "runs", nargs="*", type=Path, default=[Path("runs")], metavar="RUN", help="a folder or result (default: runs)"

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
-from practicum.utils.terminal import say
+from practicum.utils.tables import counted
+from practicum.utils.terminal import coloured, say
 
 FLAGS = {
     "base_model": ("actor_rollout_ref.model.path", "model to start from (actor_rollout_ref.model.path)"),
@@ -84,7 +85,7 @@ def run(argv: list[str]) -> int:
     result = train(resolved)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""
     written = f"metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}"
-    say(f"{result.num_steps} steps{best}; {written}")
+    say(f"{counted(result.num_steps, 'step')}{best}; {written}")
     if result.best_step is not None:
         print_validations(result.folder)
     return 0
@@ -96,5 +97,7 @@ def print_validations(folder: Path) -> None:
     from practicum.training.validation_results import compare_first_and_last
 
     change = compare_first_and_last(folder)
-    for line in filter(None, [validation_sentence(folder), change.sentence if change else ""]):
+    if line := validation_sentence(folder):
         say(line)
+    if change is not None:
+        say(coloured(change.sentence, str(change.conclusion)))

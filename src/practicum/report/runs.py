@@ -77,7 +77,8 @@ def _walk(top: Path) -> list[RunFolder]:
             runs.append(run)
         elif depth < MAX_DEPTH:
             folders += [(subfolder, depth + 1) for subfolder in _subfolders(folder)]
-    return sorted(runs, key=lambda run: [stage_key(part) for part in run.folder.parts])
+    paths = {run: run.folder.with_suffix("") if run.result else run.folder for run in runs}
+    return sorted(runs, key=lambda run: [stage_key(part) for part in paths[run].parts])
 
 
 def _run_in(folder: Path) -> RunFolder | None:

@@ -107,6 +107,7 @@ MAY_CHANGE = (
     "trainer.default_local_dir",
     "trainer.early_stopping_patience",
     "actor_rollout_ref.rollout.num_workers",
+    "actor_rollout_ref.rollout.min_workers",
     "actor_rollout_ref.rollout.vllm.url",
     "actor_rollout_ref.rollout.vllm.python",
     "actor_rollout_ref.rollout.vllm.port",

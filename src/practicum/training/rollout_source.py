@@ -346,7 +346,8 @@ class OnlineSource:
             resources=self.resources,
         )
         new = iter(played)
-        return [known.pop((attempt.group, attempt.number), None) or next(new) for attempt in planned]
+        keys = [(attempt.group, attempt.number) for attempt in planned]
+        return [known.pop(key) if key in known else next(new) for key in keys]
 
 
 def greedy_agent(agent: Agent, untrained: Collection[str]) -> Agent:

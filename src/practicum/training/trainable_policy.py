@@ -99,6 +99,9 @@ class ShardingSettings:
 class TrainablePolicy:
     """A model with the engine that samples from it, the learner that updates it, and a frozen reference."""
 
+    episode_slots: asyncio.Semaphore | None = None
+    """Where several rollouts run at the same time: the episodes of all of them, oldest first."""
+
     def __init__(
         self,
         loaded: LoadedModel,
@@ -152,8 +155,6 @@ class TrainablePolicy:
         """Roles with an adapter of their own over the same base model."""
         self.role_engines: dict[str, tuple[Engine, Renderer]] = {}
         """Roles whose model is not trained: another local model, or a server."""
-        self.episode_slots: asyncio.Semaphore | None = None
-        """Where several rollouts run at the same time: the episodes of all of them, oldest first."""
         self.workers: RolloutWorkers | None = None
         """Other processes that run the episodes instead of this one's engine."""
         self.version = 0

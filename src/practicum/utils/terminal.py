@@ -187,6 +187,15 @@ def use_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+VERDICT_COLOURS = {"better": "32", "worse": "31"}
+
+
+def coloured(text: str, verdict: str) -> str:
+    """A text for stdout, in green for `better` and in red for `worse` where the terminal shows colours."""
+    code = VERDICT_COLOURS.get(verdict)
+    return f"\x1b[{code}m{text}\x1b[0m" if code is not None and use_colour(sys.stdout) else text
+
+
 def text_width(stream: TextIO) -> int:
     """Columns of the terminal, or of plain text elsewhere."""
     return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns if stream.isatty() else PLAIN_WIDTH

@@ -18,7 +18,6 @@ from practicum.training.cluster.rollout_worker import (
     agent_hashes,
     agents_of,
     encode_attempt,
-    score_difference,
     threads_per_worker,
     trained_tensors,
 )
@@ -60,9 +59,15 @@ def test_a_worker_plays_the_episodes_of_the_weights_that_it_was_sent(tmp_path: P
         refused = await worker.update_weights(bytes(damaged), [1])
         assert refused is not None
         assert "checksum" in refused
-        assert score_difference(policy, await worker.probe()) > 0.01  # it still has its first weights
+        assert policy.score_difference(await worker.probe()) > 0.01  # it still has its first weights
         assert await worker.update_weights(message, [1]) is None
-        assert score_difference(policy, await worker.probe()) < 1e-4
+        assert policy.score_difference(await worker.probe()) < 1e-4
+
+        refused = await worker.update_weights(message, [1])
+        assert refused is not None
+        assert "the weights here are 1" in refused
+        assert (await worker.run(encode_attempt(planned[0]), "train", 2, "{}"))[0] == "error"
+        assert (await worker.run(encode_attempt(planned[0]), "train", 2, "{}", False))[0] == "error"
 
         for attempt in planned:  # one at a time, as on the worker: the same batch shapes
             (episode,) = await policy.roll_out([attempt], components.make_environment, agents["train"])
@@ -73,6 +78,14 @@ def test_a_worker_plays_the_episodes_of_the_weights_that_it_was_sent(tmp_path: P
             assert played.turns[0].policy_version == 1
             assert played.provenance == episode.provenance
             assert played.reward == pytest.approx(episode.reward)
+        under_way = asyncio.create_task(worker.run(encode_attempt(planned[0]), "train", 1, "{}", False))
+        await asyncio.sleep(0)
+        change(policy)
+        assert await worker.update_weights(weights.encode(trained_tensors(policy), 2), [2]) is None
+        assert policy.score_difference(await worker.probe()) < 1e-4
+        assert (await under_way)[0] == "episode"
+        assert (await worker.run(encode_attempt(planned[0]), "train", 1, "{}", False))[0] == "episode"  # newer ones
+        assert (await worker.run(encode_attempt(planned[0]), "train", 1, "{}"))[0] == "error"
         await worker.close()
         await policy.close()
 

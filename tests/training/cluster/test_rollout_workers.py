@@ -119,9 +119,8 @@ def test_an_attempt_travels_as_json() -> None:
 
 def test_groups_go_round_among_the_workers() -> None:
     planned = plan_attempts(tasks(3), 2, 0, "step-0/")
-    assert assign(range(6), planned, [0, 1]) == {0: [0, 1, 4, 5], 1: [2, 3]}
-    assert assign([3, 4], planned, [1]) == {1: [3, 4]}
-    assert assign([3, 4], planned, []) == {}
+    assert assign(planned, [0, 1]) == [0, 0, 1, 1, 0, 0]
+    assert assign(planned, [3]) == [3] * 6
 
 
 def test_a_configuration_travels_as_text() -> None:
@@ -136,6 +135,7 @@ def test_a_configuration_travels_as_text() -> None:
         (["agent.stream=true", "agent.num_chains=1"], "episodes run in other processes"),
         (["actor_rollout_ref.rollout.name=vllm"], "every worker generates with a local engine"),
         (["data.from_trajectories=x"], "no episode is run"),
+        (["actor_rollout_ref.rollout.min_workers=3"], "fewer than rollout.min_workers=3"),
     ],
 )
 def test_what_workers_cannot_do_is_refused(more: list[str], says: str) -> None:
@@ -176,6 +176,26 @@ def test_workers_and_a_kill_change_no_loss(tmp_path: Path) -> None:
     assert len(trained) == len(set(trained)) == 4 * 3 * 2
     started = [event["pid"] for event in events if event["event"] == "worker_started"]
     assert not any(alive.pid in started and "Worker" in alive.name() for alive in psutil.process_iter())
+
+
+@pytest.mark.slow
+def test_workers_roll_out_beside_the_training(tmp_path: Path) -> None:
+    """Two workers, up to two steps ahead, one of them killed: every episode of a synchronous run is trained on once,
+    and none of its tokens is older."""
+    pytest.importorskip("ray")
+    keys = overrides(tmp_path, "ahead", 6, WORKERS, "trainer.max_staleness=2", "algorithm.adv_estimator=grpo")
+    printed = train_in_process(tmp_path / "cwd", [*keys, "actor_rollout_ref.actor.tis_imp_ratio_cap=2"], {2: "worker"})
+    assert "killed worker" in printed
+    lines = metrics_of(tmp_path, "ahead")
+    assert [line["step"] for line in lines] == list(range(1, 7))
+    ages = [line["staleness/steps/max"] for line in lines]
+    assert max(ages) == 2
+    events = ledger_of(tmp_path, "ahead")
+    assert sum(event["event"] == "worker_lost" for event in events) == 1
+    episodes = [tuple(row[:2]) for event in events if event["event"] == "rollout" for row in event["episodes"]]
+    trained = [key for key in episodes if key[0].startswith("step-")]
+    assert len(trained) == len(set(trained)) == 6 * 3 * 2
+    assert [line["rollout/episodes"] for line in lines] == [6] * 6
 
 
 @pytest.mark.slow

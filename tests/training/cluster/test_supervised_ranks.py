@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -35,8 +36,8 @@ def write_rows(folder: Path) -> None:
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def train(folder: Path, command: str, out: str, epochs: int, *more: str) -> None:
-    """Run the command in a process of its own; each epoch of either has a checkpoint."""
+def train(folder: Path, command: str, out: str, epochs: int, *more: str, launcher: Sequence[str] = ()) -> None:
+    """Run the command in a process of its own, or by a launcher; each epoch of either has a checkpoint."""
     env = {
         **os.environ, "RAY_ADDRESS": "local", "OMP_NUM_THREADS": "1",
         "PYTHONPATH": f"{ROOT / 'src'}:{os.environ.get('PYTHONPATH', '')}",
@@ -47,7 +48,7 @@ def train(folder: Path, command: str, out: str, epochs: int, *more: str) -> None
         "training.save_total_limit=null", "model.device=cpu", *more,
     ]  # fmt: skip
     done = subprocess.run(
-        [sys.executable, "-m", "practicum.cli", command, *keys],
+        [sys.executable, "-m", *launcher, "practicum.cli", command, *keys],
         cwd=folder, env=env, timeout=TIMEOUT_SECONDS, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
@@ -85,6 +86,24 @@ def test_numbers_of_ranks_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"training.n_gpus_per_node=4, but the launcher has started 2 ranks"):
         resolve_supervised(SFTConfig, ["training.n_gpus_per_node=4"])
     assert check_ranks(resolve_supervised(SFTConfig, [TWO]).config, {TWO.partition("=")[0]}) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("launcher", "strategy"),
+    [
+        (("accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m"), "ddp"),
+        (("accelerate.commands.launch", "--cpu", "--num_processes", "2", "-m"), "fsdp2"),
+        (("torch.distributed.run", "--nproc-per-node", "2", "-m"), "ddp"),
+    ],
+)
+def test_launchers_start_two_ranks(tmp_path: Path, launcher: tuple[str, ...], strategy: str) -> None:
+    """`accelerate launch` and `torchrun` as docs/cluster.md has them: the losses of one process."""
+    pytest.importorskip(launcher[0].partition(".")[0])
+    write_rows(tmp_path)
+    train(tmp_path, "sft", "one", 1)
+    train(tmp_path, "sft", "two", 1, f"training.strategy={strategy}", launcher=launcher)
+    check_same(tmp_path / "one", tmp_path / "two", 5)
 
 
 @pytest.mark.slow

@@ -24,7 +24,7 @@ def copies(source: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 def test_whole_tensors_arrive_on_any_version() -> None:
     sent = tensors(0)
-    for current in (None, 3):
+    for current in (None, 3, 6):
         received = copies(tensors(1))
         assert weights.apply(weights.encode(sent, 7), received, current) == 7
         assert all(torch.equal(sent[name], received[name]) for name in sent)
@@ -54,9 +54,9 @@ def test_changes_on_another_version_are_refused() -> None:
     now = copies(before)
     now["a"][0, 0] += 1
     message = weights.encode(now, 3, (2, before))
-    for current in (None, 1, 3):
+    for current, says in ((None, "the changes are on version 2"), (1, "on version 2"), (3, "the weights here are 3")):
         received = copies(before)
-        with pytest.raises(WeightsRefused, match="the changes are on version 2"):
+        with pytest.raises(WeightsRefused, match=says):
             weights.apply(message, received, current)
         assert torch.equal(received["a"], before["a"])
 
@@ -69,6 +69,41 @@ def test_changes_on_other_weights_of_the_same_version_are_refused() -> None:
     received["a"][9, 9] += 1
     with pytest.raises(WeightsRefused, match="'a' does not have the checksum"):
         weights.apply(weights.encode(now, 3, (2, before)), received, 2)
+
+
+def test_messages_in_another_order_are_refused() -> None:
+    """What comes late, twice, or after a message that was lost changes nothing; the next one in order is taken."""
+    versions = [tensors(0, torch.bfloat16)]
+    for step in range(3):
+        versions.append(copies(versions[-1]))
+        versions[-1]["a"][step, 0] += 1
+    messages = [weights.encode(versions[n], n + 1, (n, versions[n - 1]) if n else None) for n in range(4)]
+    received = copies(tensors(1, torch.bfloat16))
+    assert weights.apply(messages[0], received, None) == 1
+    for late_or_early in (messages[0], messages[2], messages[3]):
+        with pytest.raises(WeightsRefused, match="version"):
+            weights.apply(late_or_early, received, 1)
+    assert weights.apply(messages[1], received, 1) == 2
+    with pytest.raises(WeightsRefused, match="the message has version 1, and the weights here are 2"):
+        weights.apply(weights.encode(versions[0], 1), received, 2)
+    assert weights.apply(messages[2], received, 2) == 3
+    assert weights.apply(messages[3], received, 3) == 4
+    assert all(torch.equal(received[name], value) for name, value in versions[3].items())
+
+
+def test_no_bit_of_a_message_may_be_another() -> None:
+    """Every byte of whole tensors and of changes is covered, those of the header too."""
+    before = {"a": torch.randn(12, 12, generator=torch.Generator().manual_seed(0)).bfloat16()}
+    now = copies(before)
+    now["a"][3, 5] += 1
+    for message, current in ((weights.encode(now, 2), None), (weights.encode(now, 2, (1, before)), 1)):
+        for position in range(len(message)):
+            damaged = bytearray(message)
+            damaged[position] ^= 1 << position % 8
+            received = copies(before)
+            with pytest.raises(WeightsRefused):
+                weights.apply(bytes(damaged), received, current)
+            assert torch.equal(received["a"], before["a"])
 
 
 @pytest.mark.parametrize("position", [0, 20, -1, -500])

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from practicum.errors import UserError
+from practicum.report.page import script
 from practicum.training.monitor import loggers
 from practicum.training.monitor.loggers import Logger, console_line, make_loggers, print_line, wandb_mode, wandb_run_id
 
@@ -74,6 +75,12 @@ def test_console_lines_have_columns_of_fixed_width() -> None:
 
 def test_the_divergence_from_the_reference_comes_first() -> None:
     assert "KL 2" in console_line(1, {"actor/ppo_kl": 1.0, "actor/kl": 2.0})
+
+
+def test_the_loss_is_the_one_that_the_page_draws() -> None:
+    """The whole loss, with its KL and entropy terms, and not the policy gradient's part of it."""
+    assert "loss 0.0518" in console_line(1, {"actor/loss": 0.0518, "actor/pg_loss": 0.0116})
+    assert "['actor/loss', 'Loss']" in script()
 
 
 def test_console_writes_to_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -57,6 +57,7 @@ def encode(tensors: Mapping[str, Tensor], version: int, base: tuple[int, Mapping
         "base": str(base[0]) if is_delta and base is not None else "",
         "tensors": json.dumps(records),
     }
+    metadata["sha256"] = _header_checksum(metadata)
     return safetensors.torch.save(parts, metadata)
 
 
@@ -122,7 +123,16 @@ def _metadata(message: bytes) -> dict[str, str]:
     try:
         length = int.from_bytes(message[:8], "little")
         metadata: dict[str, str] = json.loads(message[8 : 8 + length])["__metadata__"]
-        int(metadata["version"]), metadata["base"], metadata["tensors"]
+        int(metadata["version"])
+        is_whole = _header_checksum(metadata) == metadata["sha256"]
     except (ValueError, KeyError, TypeError) as error:
         raise WeightsRefused(f"the message has no readable header ({error})") from error
+    if not is_whole:
+        raise WeightsRefused("the header does not have the checksum that the sender gave")
     return metadata
+
+
+def _header_checksum(metadata: Mapping[str, str]) -> str:
+    """Return the SHA-256 of what a header says: version, base and the checksums of the tensors."""
+    text = "\n".join((metadata["version"], metadata["base"], metadata["tensors"]))
+    return hashlib.sha256(text.encode()).hexdigest()

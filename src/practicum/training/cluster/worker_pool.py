@@ -202,8 +202,11 @@ class RolloutWorkerPool:
         except WorkerLost as lost:
             self._lose(worker, str(lost))
 
-    async def _update(self, worker: WorkerHandle, policy: TrainablePolicy) -> None:
-        """Send the weights to a worker that lacks them, and prove that they arrived."""
+    async def _update(self, worker: WorkerHandle, policy: TrainablePolicy, compares: bool = True) -> None:
+        """Send the weights to a worker that lacks them, and prove that they arrived.
+
+        With `compares` the learner scores what the worker's engine samples; it must not train meanwhile.
+        """
         assert self._weights is not None
         sent = self._weights
         if worker.version == sent.number:
@@ -215,12 +218,9 @@ class RolloutWorkerPool:
         if refused is not None:
             raise UserError(f"Rollout worker {worker.index} refuses the weights: {refused}.")
         worker.version = sent.number
-        if sent is not self._weights or policy.version != sent.versions[0]:
-            return  # the learner is ahead already, and has nothing to compare with
-        sampled = await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS)
-        if policy.version != sent.versions[0]:
+        if not compares:
             return
-        difference = policy.score_difference(sampled)
+        difference = policy.score_difference(await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS))
         if difference > (limit := mismatch_limit(self.config)):
             raise UserError(
                 f"Rollout worker {worker.index} is {difference:.3g} per token away from the learner after an "
@@ -241,9 +241,9 @@ class RolloutWorkerPool:
             return
         self._agents = agents_of(self.config, self.components, tuple(policy.role_engines))
         self._ray = self._stack.enter_context(ray_session.connected(self.num_workers + ranks.num_ranks()))
-        ray_session.check_resources(
-            self._ray, self.min_workers, policy.decoder.device.type == "cuda", "The rollout workers"
-        )
+        on_gpu = policy.decoder.device.type == "cuda"
+        share = self.config.actor_rollout_ref.rollout.gpus_per_worker if on_gpu else 1
+        ray_session.check_resources(self._ray, self.min_workers, on_gpu, "The rollout workers", share=share)
         self._write("opened", version=policy.version, num_workers=self.num_workers)
 
     async def _wait_for_workers(self, policy: TrainablePolicy, count: int) -> None:
@@ -266,7 +266,7 @@ class RolloutWorkerPool:
             try:
                 await self._check(worker)
                 while self._weights is None or worker.version != self._weights.number:
-                    await self._update(worker, policy)
+                    await self._update(worker, policy, compares=not self.config.trainer.max_staleness)
             except WorkerLost as lost:
                 self._lose(worker, str(lost))
                 if self._failure is None:
@@ -282,7 +282,8 @@ class RolloutWorkerPool:
     def _start_actor(self, index: int, policy: TrainablePolicy) -> WorkerHandle:
         on_gpu = policy.decoder.device.type == "cuda"
         actor = self._ray.remote(RolloutWorker).options(
-            num_cpus=1, num_gpus=int(on_gpu), max_concurrency=1000, max_restarts=0, scheduling_strategy="SPREAD"
+            num_cpus=1, num_gpus=self.config.actor_rollout_ref.rollout.gpus_per_worker * on_gpu, max_concurrency=1000,
+            max_restarts=0, scheduling_strategy="SPREAD",
         )  # fmt: skip
         threads = threads_per_worker(self.num_workers, len(self._ray.nodes()))
         started = actor.remote(to_yaml(self.config), str(self.folder.absolute()), os.getcwd(), threads)

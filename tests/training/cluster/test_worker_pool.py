@@ -1,0 +1,289 @@
+"""The pool of rollout workers without Ray: who joins and leaves, who has which weights, what runs again."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from practicum import __version__
+from practicum.agent import Agent
+from practicum.data.store import encode_episode
+from practicum.errors import UserError
+from practicum.task import Task
+from practicum.training.cluster import ray_session, weights, worker_pool
+from practicum.training.cluster.rollout_worker import decode_attempt
+from practicum.training.cluster.worker_pool import LEDGER, RolloutWorkerPool
+from practicum.training.trainable_policy import RolloutRequest
+from practicum.trajectory import Attempt, Outcome, Trajectory, plan_attempts
+
+AGENT = Agent()
+
+
+class ActorDied(Exception):
+    """What Ray raises."""
+
+
+class FakeWorker:
+    """Has tensors, and runs episodes that take `seconds`."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster, self.died = cluster, asyncio.Event()
+        self.tensors = {"w": torch.zeros(100, 10, dtype=torch.bfloat16)}
+        self.version: int | None = None
+        self.sizes: list[int] = []
+        self.running = 0
+
+    async def describe(self) -> dict[str, Any]:
+        await self.cluster.place.acquire()
+        self.cluster.ready.append(self)
+        return {"host": "h", "pid": len(self.cluster.ready), "version": __version__, "failure": None, "agents": {}}
+
+    async def update_weights(self, message: Any, versions: Any) -> str | None:
+        self.sizes.append(len(message))
+        try:
+            self.version = weights.apply(bytes(message), self.tensors, self.version)
+        except weights.WeightsRefused as refused:
+            return str(refused)
+        return None
+
+    async def reset(self, versions: Any) -> None:
+        return None
+
+    async def probe(self) -> tuple[list[int], list[int], list[float]]:
+        return [], [], []
+
+    async def run(self, attempt: str, agent: str, version: int, provenance: str, exact: bool) -> tuple[str, bytes]:
+        self.running += 1
+        await asyncio.sleep(self.cluster.seconds)
+        self.running -= 1
+        decoded = decode_attempt(attempt)
+        self.cluster.played[decoded.group, decoded.number] += 1
+        provenance_of = {"worker": str(self.cluster.ready.index(self)), "version": str(self.version)}
+        return "episode", encode_episode(
+            Trajectory(decoded.task, decoded.number, decoded.group, Outcome.SUCCESS, (), 1.0, {}, decoded.seeds,
+                       provenance=provenance_of)
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        return None
+
+
+class FakeMethod:
+    def __init__(self, worker: FakeWorker, name: str) -> None:
+        self.worker, self.name = worker, name
+
+    def remote(self, *arguments: Any) -> Any:
+        async def call() -> Any:
+            work = asyncio.ensure_future(getattr(self.worker, self.name)(*arguments))
+            died = asyncio.ensure_future(self.worker.died.wait())
+            await asyncio.wait([work, died], return_when="FIRST_COMPLETED")
+            if self.worker.died.is_set():
+                work.cancel()
+                raise ActorDied
+            died.cancel()
+            return work.result()
+
+        return call()
+
+
+class FakeCluster:
+    """Stands for the module `ray`; `place` has one permit per worker that can be placed."""
+
+    exceptions = SimpleNamespace(RayError=ActorDied, RayTaskError=ZeroDivisionError)
+
+    def __init__(self, places: int) -> None:
+        self.place, self.seconds = asyncio.Semaphore(places), 0.02
+        self.ready: list[FakeWorker] = []
+        self.played: Counter[tuple[str, int]] = Counter()
+
+    def remote(self, kind: type) -> Any:
+        def start(*arguments: Any) -> Any:
+            worker = FakeWorker(self)
+            names = ("describe", "update_weights", "reset", "probe", "run", "close")
+            return SimpleNamespace(worker=worker, **{name: FakeMethod(worker, name) for name in names})
+
+        return SimpleNamespace(options=lambda **options: SimpleNamespace(remote=start))
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 8.0}
+
+    def nodes(self) -> list[None]:
+        return [None]
+
+    def put(self, value: Any) -> Any:
+        return value
+
+    def kill(self, actor: Any) -> None:
+        actor.worker.died.set()
+
+
+class FakePolicy:
+    """Weights that a test changes; `version` is theirs."""
+
+    def __init__(self) -> None:
+        self.version, self.concurrency, self.role_engines = 0, 2, {}
+        self.decoder = SimpleNamespace(device=torch.device("cpu"))
+        self.tensors = {"w": torch.zeros(100, 10, dtype=torch.bfloat16)}
+
+    @property
+    def models(self) -> list[FakePolicy]:
+        return [self]
+
+    def score_difference(self, sampled: Any) -> float:
+        return 0.0
+
+    def update(self) -> None:
+        self.version += 1
+        self.tensors["w"][self.version, 0] += 1
+
+
+Scenario = Callable[[RolloutWorkerPool, FakePolicy, FakeCluster], Any]
+
+
+@pytest.fixture
+def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+    def run(scenario: Scenario, places: int, num_workers: int = 2, min_workers: int = 1, staleness: int = 0) -> Any:
+        async def whole() -> Any:
+            cluster, policy = FakeCluster(places), FakePolicy()
+
+            @contextlib.contextmanager
+            def connected(num_cpus: int) -> Iterator[FakeCluster]:
+                yield cluster
+
+            monkeypatch.setattr(ray_session, "connected", connected)
+            monkeypatch.setattr(ray_session, "as_future", asyncio.ensure_future)
+            monkeypatch.setattr(worker_pool, "trained_tensors", lambda policy: policy.tensors)
+            monkeypatch.setattr(worker_pool, "agents_of", lambda *arguments: {"train": AGENT})
+            monkeypatch.setattr(worker_pool, "agent_hashes", lambda agents: {})
+            monkeypatch.setattr(worker_pool, "to_yaml", lambda config: "")
+            monkeypatch.setattr(worker_pool, "mismatch_limit", lambda config: 0.1)
+            config: Any = SimpleNamespace(trainer=SimpleNamespace(max_staleness=staleness))
+            pool = RolloutWorkerPool(config, tmp_path, None, num_workers, min_workers, lambda text: None)  # type: ignore[arg-type]
+            try:
+                return await asyncio.wait_for(scenario(pool, policy, cluster), 30)
+            finally:
+                await pool.close()
+
+        return asyncio.run(whole())
+
+    return run
+
+
+def plan(label: str, num_tasks: int = 3) -> list[Attempt]:
+    return plan_attempts([Task(f"t{index}", "math", "train") for index in range(num_tasks)], 2, 0, label)
+
+
+def request(planned: list[Attempt], updates_weights: bool = True) -> RolloutRequest:
+    return RolloutRequest(planned, AGENT, {}, None, updates_weights)
+
+
+def ledger(folder: Path, event: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / LEDGER).read_text().splitlines()]
+    return [line for line in lines if line["event"] == event]
+
+
+def test_workers_join_and_leave_while_running(play: Callable[..., Any], tmp_path: Path) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> list[list[str]]:
+        played = [await pool.roll_out(policy, request(plan("a/")))]  # one worker, the other one has no place
+        cluster.place.release()  # a machine joins
+        while len(pool.workers) < 2:
+            await asyncio.sleep(0)
+        policy.update()
+        played.append(await pool.roll_out(policy, request(plan("b/"))))
+        rollout = asyncio.create_task(pool.roll_out(policy, request(plan("c/"))))
+        while not cluster.ready[0].running:
+            await asyncio.sleep(0)
+        cluster.ready[0].died.set()  # and one leaves, with episodes under way
+        played.append(await rollout)
+        policy.update()
+        played.append(await pool.roll_out(policy, request(plan("d/"))))  # the one that is left goes on
+        assert [len(one) for one in played] == [6] * 4
+        assert set(cluster.played.values()) == {1}
+        return [[str(one.provenance["worker"]) for one in episodes] for episodes in played]
+
+    workers = play(scenario, places=1)
+    assert workers == [["0"] * 6, ["0", "0", "1", "1", "0", "0"], ["1"] * 6, ["1"] * 6]
+    (lost,) = ledger(tmp_path, "worker_lost")
+    again = {tuple(key) for key in lost["run_again"]}
+    assert again
+    assert again <= {(f"c/t{task}", attempt) for task in (0, 2) for attempt in (0, 1)}
+    assert len(ledger(tmp_path, "worker_started")) == 2
+    rollouts = ledger(tmp_path, "rollout")
+    assert [len(line["episodes"]) for line in rollouts] == [6] * 4
+    assert {row[3] for row in rollouts[2]["episodes"]} == {1, 2}  # begun once or twice, finished once
+
+
+def test_a_worker_that_joins_during_a_rollout_has_the_newest_weights(play: Callable[..., Any]) -> None:
+    """Weights change while episodes are under way and the learner is ahead: all workers have the same in the end."""
+
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        await pool.update_weights(policy)
+        cluster.seconds = 0.2
+        rollout = asyncio.create_task(pool.roll_out(policy, request(plan("a/"), updates_weights=False)))
+        await asyncio.sleep(0.01)
+        policy.update()
+        await pool.update_weights(policy)
+        assert not rollout.done()
+        sent = policy.tensors["w"].clone()
+        policy.update()  # the learner trains on: these weights are not sent yet
+        cluster.place.release()
+        while len(pool.workers) < 2:
+            await asyncio.sleep(0.01)
+        assert [worker.version for worker in cluster.ready] == [2, 2]
+        assert all(torch.equal(worker.tensors["w"], sent) for worker in cluster.ready)
+        assert cluster.ready[0].sizes[1] < cluster.ready[0].sizes[0] / 2  # changes
+        assert cluster.ready[1].sizes == [cluster.ready[0].sizes[0]]  # whole tensors
+        assert {one.provenance["version"] for one in await rollout} == {"2"}
+
+    play(scenario, places=1, staleness=1)
+
+
+def test_changes_that_are_refused_are_sent_again_whole(play: Callable[..., Any]) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        await pool.roll_out(policy, request(plan("a/")))
+        (worker,) = cluster.ready
+        worker.tensors["w"][5, 5] += 1  # a bit has changed on the worker
+        policy.update()
+        await pool.roll_out(policy, request(plan("b/")))
+        assert torch.equal(worker.tensors["w"], policy.tensors["w"])
+        assert len(worker.sizes) == 3
+        assert worker.sizes[1] < worker.sizes[2] / 2
+
+    play(scenario, places=1, num_workers=1)
+
+
+def test_workers_that_die_without_an_episode_end_the_run(play: Callable[..., Any], tmp_path: Path) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        async def kill_all() -> None:
+            while True:
+                for worker in cluster.ready:
+                    worker.died.set()
+                await asyncio.sleep(0)
+
+        killing = asyncio.create_task(kill_all())
+        try:
+            await pool.roll_out(policy, request(plan("a/")))
+        finally:
+            killing.cancel()
+
+    with pytest.raises(UserError, match="died 6 times in a row without an episode"):
+        play(scenario, places=100)
+    assert len(ledger(tmp_path, "worker_lost")) == 6
+
+
+def test_another_version_of_the_package_is_an_error(play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        await pool.roll_out(policy, request(plan("a/")))
+
+    monkeypatch.setattr(worker_pool, "__version__", "0.0")
+    with pytest.raises(UserError, match="not 0.0; install the same there"):
+        play(scenario, places=2)
