@@ -47,6 +47,13 @@ def num_pages(num_tokens: int) -> int:
     return -(-num_tokens // PAGE_TOKENS)
 
 
+def to_device(numbers: Tensor, device: torch.device) -> Tensor:
+    """A copy on the device that the host does not wait for: it would wait for all work that was started before."""
+    if device.type == "cuda":
+        numbers = numbers.pin_memory()
+    return numbers.to(device, non_blocking=True)
+
+
 class KVPage:
     """A page that somebody refers to; it returns to its pool with the last reference."""
 
@@ -143,7 +150,7 @@ class PagePool:
         step = max(1, MAX_COPY_BYTES // self.page_bytes)
         for (first, second), pairs in grouped.items():
             for start in range(0, len(pairs), step):
-                sources, targets = torch.tensor(pairs[start : start + step]).t().contiguous().to(self._device)
+                sources, targets = to_device(torch.tensor(pairs[start : start + step]).t().contiguous(), self._device)
                 self.chunks[second].index_copy_(1, targets, self.chunks[first].index_select(1, sources))
 
 
@@ -258,19 +265,22 @@ class CudaKVCache(KVCache):
 
     def reserve(self, slot: int, num_tokens: int) -> None:
         """Give a slot the pages that this many tokens need, of those that are free."""
-        for _ in range(len(self._pages[slot]), num_pages(num_tokens)):
-            self._append(slot, self.pool.take())
+        missing = num_pages(num_tokens) - len(self._pages[slot])
+        if missing > 0:
+            self._append(slot, [self.pool.take() for _ in range(missing)])
 
-    def _append(self, slot: int, page: KVPage) -> None:
-        pages = self._pages[slot]
-        self._set_entry(slot, len(pages), self.pool.offset(page.location))
-        pages.append(page)
-        self._num_in_slots += page.num_slots == 0
-        page.num_slots += 1
+    def _append(self, slot: int, pages: Sequence[KVPage]) -> None:
+        start = len(self._pages[slot])
+        self._set_entries(slot, start, [self.pool.offset(page.location) for page in pages])
+        self._pages[slot] += pages
+        for page in pages:
+            self._num_in_slots += page.num_slots == 0
+            page.num_slots += 1
 
-    def _set_entry(self, slot: int, index: int, offset: int) -> None:
-        self._host_table[slot, index] = offset
-        self._changed.add(slot * self._host_table.shape[1] + index)
+    def _set_entries(self, slot: int, start: int, offsets: Sequence[int]) -> None:
+        self._host_table[slot, start : start + len(offsets)] = offsets
+        first = slot * self._host_table.shape[1] + start
+        self._changed.update(range(first, first + len(offsets)))
 
     def allocate(self, wave: Sequence[RunningRequest]) -> None:
         """Also reserves the pages of the prompts, and copies the last pages of cached prefixes, all at once."""
@@ -288,18 +298,17 @@ class CudaKVCache(KVCache):
     def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
         full, rest = divmod(num_tokens, PAGE_TOKENS)
         for slot in slots:
-            for page in entry.kv[:full]:
-                self._append(slot, page)
+            self._append(slot, entry.kv[:full])
             if rest:
-                self._append(slot, self.pool.take())
+                self._append(slot, [self.pool.take()])
                 self._copies.append((entry.kv[full], self._pages[slot][full]))
 
     def release(self, slot: int) -> None:
-        for index, page in enumerate(self._pages[slot]):
+        pages, self._pages[slot] = self._pages[slot], []
+        for page in pages:
             page.num_slots -= 1
             self._num_in_slots -= page.num_slots == 0
-            self._set_entry(slot, index, 0)
-        self._pages[slot] = []
+        self._set_entries(slot, 0, [0] * len(pages))
 
     def extract(self, slot: int, num_tokens: int, shared: PrefixKV = ()) -> PrefixKV:
         return tuple(self._pages[slot][: num_pages(num_tokens)])
@@ -316,7 +325,7 @@ class CudaKVCache(KVCache):
             return
         index = np.fromiter(self._changed, dtype=np.int64, count=len(self._changed))
         numbers = torch.from_numpy(np.stack([index, self._host_table.ravel()[index]]))
-        indices, offsets = numbers.to(self.device, non_blocking=True)
+        indices, offsets = to_device(numbers, self.device)
         self.table.view(-1).index_copy_(0, indices, offsets)
         self._changed.clear()
 
