@@ -8,10 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from conftest import SECOND_NAME
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
+
+from conftest import SECOND_NAME
 
 INTELLIGENT = (
     "test_agent_loop", "test_tool_calling", "test_tool_calling_async", "test_json_mode",
