@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -9,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from practicum.cli.main import main
 from practicum.config.pipeline import AGENTGYM_ENVIRONMENTS, PipelineConfig
 from practicum.errors import UserError
 from practicum.pipeline import stages
+from practicum.pipeline.log import PipelineLog
 from practicum.training import settings
 
 from .pipeline_child import ending_at
@@ -106,6 +109,24 @@ def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytes
     from practicum.evaluation.policy_ref import find
 
     assert (find(str(whole)).stage, find(str(whole)).name) == ("rl", str(whole / "rl" / "model"))
+
+
+def test_a_stage_begins_without_the_models_of_the_one_before(tmp_path: Path) -> None:
+    """Trainings end in reference cycles, and rollouts exclude them from garbage collection."""
+
+    class Model:
+        pass
+
+    usage = PipelineLog(tmp_path)
+    with usage.stage("sft"):
+        model = Model()
+        model.own = model  # type: ignore[attr-defined]
+        there = weakref.ref(model)
+        gc.freeze()
+        del model
+    assert there() is not None
+    with usage.stage("eval-sft"):
+        assert there() is None
 
 
 def test_cut_short_in_every_stage_and_resumed(

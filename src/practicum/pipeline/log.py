@@ -13,7 +13,7 @@ from typing import Any
 from practicum.data.run_folder import write_atomic
 from practicum.errors import UserError
 from practicum.evaluation.result import EvalResult
-from practicum.utils.memory import cpu_seconds, peak_resident_megabytes, reset_peak_resident
+from practicum.utils.memory import cpu_seconds, peak_resident_megabytes, release_free_memory, reset_peak_resident
 from practicum.utils.terminal import duration
 
 NAME = "stages.json"
@@ -60,7 +60,11 @@ class PipelineLog:
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """One start of a stage. It is finished if this is left without an exception; its usage is recorded anyway."""
+        """One start of a stage. It is finished if this is left without an exception; its usage is recorded anyway.
+
+        Models and engines of earlier stages are freed first: they stay in reference cycles, also on a GPU.
+        """
+        release_free_memory()
         before = self.usage.get(name, StageUsage())
         self._record(name, replace(before, starts=before.starts + 1))
         reset_peak_resident()

@@ -10,6 +10,7 @@ import contextlib
 import ctypes
 import gc
 import resource
+import sys
 from pathlib import Path
 
 import psutil
@@ -61,8 +62,16 @@ def out_of_memory_in(error: BaseException) -> BaseException | None:
 
 
 def release_free_memory() -> None:
-    """Return freed memory to the system, so that the next measurement does not reuse it unseen."""
+    """Free what nothing refers to any more, reference cycles included, and return freed memory to the system.
+
+    Objects that `freeze_gc` has excluded from garbage collection are included, and what torch keeps of a GPU for later
+    tensors is given back.
+    """
+    gc.unfreeze()
     gc.collect()
+    torch = sys.modules.get("torch")  # nothing is on a GPU where it has not been imported
+    if torch is not None and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
     with contextlib.suppress(OSError, AttributeError):  # only glibc has malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
