@@ -13,9 +13,10 @@ make the batch of a step:
 * `drop N`: as many groups are under way; the learner takes those that end first, and a group in which a turn is more
   than N steps old when it has ended is thrown away, as trainers with a limit on staleness and no admission do.
 
-For each: tool calls per trained episode (2.5 in the tasks; and the difference from the synchronous run of the seed), the
+For each: tool calls per trained episode (2.5 in the tasks), their difference from the synchronous run of the seed, the
 share of trained groups whose task needs four, seconds of tool time per trained episode, the share of episodes thrown
-away, and seconds per step, with 95 % intervals over the seeds. The learner changes nothing here: what is measured is which episodes it would learn from.
+away, and seconds per step, with 95 % intervals over the seeds. The learner changes nothing here: what is measured is
+which episodes it would learn from.
 """
 
 from __future__ import annotations
