@@ -302,9 +302,9 @@ def markdown(record: dict[str, Any]) -> str:
     for name, row in record["environments"].items():
         cells = []
         for model in stages.MODELS:
-            found = row["evaluations"].get(model)
-            low, high = (found["success_low"], found["success_high"]) if found else (0.0, 0.0)
-            cells.append(f"{found['success_rate']:.3f} [{low:.3f}, {high:.3f}]" if found else "–")
+            evaluation = row["evaluations"].get(model)
+            low, high = (evaluation["success_low"], evaluation["success_high"]) if evaluation else (0.0, 0.0)
+            cells.append(f"{evaluation['success_rate']:.3f} [{low:.3f}, {high:.3f}]" if evaluation else "–")
         compared = (row["results"] or {}).get("comparisons", [])
         verdict = compared[-1]["verdict"] if compared else "–"
         steps = [f"{row[key]['best_step']} of {row[key]['steps']}" if row[key] else "–" for key in ("sft", "rl")]

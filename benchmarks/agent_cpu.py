@@ -48,11 +48,11 @@ def watch(seconds: Counter[str]) -> None:
         spent = [0.0] * len(calls)
 
         def measured(index: int) -> Any:
-            begun = time.thread_time()
+            started = time.thread_time()
             try:
                 return calls[index]()
             finally:
-                spent[index] = time.thread_time() - begun
+                spent[index] = time.thread_time() - started
 
         try:
             return run(self, [lambda index=index: measured(index) for index in range(len(calls))])  # type: ignore[misc]
@@ -65,11 +65,11 @@ def watch(seconds: Counter[str]) -> None:
 
 def timed(function: Callable[..., Any], name: str, seconds: Counter[str]) -> Callable[..., Any]:
     def measured(*arguments: Any, **keywords: Any) -> Any:
-        begun = time.thread_time()
+        started = time.thread_time()
         try:
             return function(*arguments, **keywords)
         finally:
-            seconds[name] += time.thread_time() - begun
+            seconds[name] += time.thread_time() - started
 
     return measured
 
@@ -92,9 +92,9 @@ def main() -> None:
     rows: list[Row] = []
     for repeat in range(args.repeats + 1):
         seconds.clear()
-        begun = time.process_time()
+        started = time.process_time()
         row = asyncio.run(play(size, engine, renderer, "calculator", False, Ledger()))
-        row["processor seconds"] = time.process_time() - begun
+        row["processor seconds"] = time.process_time() - started
         row["parts"] = dict(seconds)
         row["critical path"] = sum(seconds[name] for name in ("admit", "decode_or_retry", "waited for threads"))
         row["load average"] = os.getloadavg()[0]

@@ -85,7 +85,7 @@ def ours(pool: WorkerPool, begin: Callable[[Any], dict[str, Any]], step: dict[st
     def play(way: Way) -> tuple[float, float, list[Any]]:
         async def run() -> tuple[float, float, list[Any]]:
             session = pool.open_session()
-            begun = time.perf_counter()
+            started = time.perf_counter()
             await session.call("begin", **begin(way[0]))
             loaded, answers = time.perf_counter(), []
             for command in way[1]:
@@ -93,7 +93,7 @@ def ours(pool: WorkerPool, begin: Callable[[Any], dict[str, Any]], step: dict[st
                 answers.append([answer[key] for key in keys])
             done = time.perf_counter()
             session.close()
-            return loaded - begun, done - loaded, answers
+            return loaded - started, done - loaded, answers
 
         return asyncio.run(run())
 
@@ -107,8 +107,8 @@ def compare(name: str, ways: list[Way], theirs: Play, mine: Play, rounds: int) -
     same = True
     for _ in range(rounds):
         for way in ways:
-            (a, b, said), (c, d, answers) = theirs(way), mine(way)
-            same = same and said == answers
+            (a, b, answer), (c, d, answers) = theirs(way), mine(way)
+            same = same and answer == answers
             rates["stock"].append(len(way[1]) / b)
             rates["ours"].append(len(way[1]) / d)
             loads["stock"].append(a)

@@ -1,6 +1,7 @@
 """What it costs per token to hold replies to a form: without one, a regular expression, a JSON schema.
 
     python benchmarks/constrained_decoding.py [--model tiny] [--device cpu] [--batch 64] [--repeats 4] [--out FILE]
+    python benchmarks/constrained_decoding.py --model Qwen2.5-1.5B     random weights of a shape of gpu_session.py
 
 The processor time of the engine's thread per token is what a loaded machine can still measure: on a CPU the masks are
 computed by another thread beside it. Wall time per token is printed too. Medians; the cases take turns.
@@ -22,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_legs.common import SMOLLM2, Size, make_wide_model
+from gpu_session import SHAPES as QWEN_SHAPES
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
@@ -35,6 +38,7 @@ from practicum.task import Task
 TEXT = {"type": "string", "minLength": 100, "maxLength": 400}
 SCHEMA = {"type": "object", "properties": {"name": TEXT, "n": {"type": "integer"}}, "required": ["name", "n"]}
 TASK = Task("b", "bench", "train")
+SHAPES = {"SmolLM2-135M": {"model_type": "llama", **SMOLLM2}, **QWEN_SHAPES}
 FORMS: dict[str, dict[str, Any] | None] = {
     "free": None,
     "regex": {"type": "regex", "regex": "([a-z ]|[0-9])*"},
@@ -51,9 +55,9 @@ def measure(
 
     def timed(running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
         nonlocal spent, rows
-        begun = time.thread_time()
+        started = time.thread_time()
         output = decode(running, end_ids)
-        spent += time.thread_time() - begun
+        spent += time.thread_time() - started
         rows += len(output.tokens)
         return output
 
@@ -70,10 +74,10 @@ def measure(
         finally:
             await engine.close()
 
-    begun = time.perf_counter()
+    started = time.perf_counter()
     count = sum(len(reply.ids) for reply in asyncio.run(run()))
     steps = engine.settings.steps_per_decode if form is None else 1
-    return spent / (rows * steps) * 1e6, (time.perf_counter() - begun) / count * 1e6
+    return spent / (rows * steps) * 1e6, (time.perf_counter() - started) / count * 1e6
 
 
 def main() -> None:
@@ -86,19 +90,25 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = loader.resolve_device(args.device, "auto")
-    loaded = (
-        loader.load_tiny(0)
-        if args.model == "tiny" and args.device == "cpu"
-        else loader.load(args.model, device.dtype, device.device)
-    )
+    if args.model in SHAPES:
+        size = Size(device=str(device.device), dtype=device.dtype or torch.float32)
+        wide = make_wide_model(SHAPES[args.model], size)
+        loaded = loader.LoadedModel(wide, loader.load_tokenizer("tiny"), args.model)
+    elif args.model == "tiny" and args.device == "cpu":
+        loaded = loader.load_tiny(0)
+    else:
+        loaded = loader.load(args.model, device.dtype, device.device)
     decoder, renderer = Decoder(loaded.model), Renderer(loaded.tokenizer, None, loaded.end_ids)
-    found: dict[str, list[Sequence[float]]] = {name: [] for name in FORMS}
+    seconds_by_form: dict[str, list[Sequence[float]]] = {name: [] for name in FORMS}
     for repeat in range(args.repeats + 1):  # the first one builds what is built once
         for name, form in FORMS.items():
             figures = measure(decoder, renderer, form, args.batch, args.tokens)
             if repeat:
-                found[name].append(figures)
-    medians = {name: [statistics.median(column) for column in zip(*rows, strict=True)] for name, rows in found.items()}
+                seconds_by_form[name].append(figures)
+    medians = {
+        name: [statistics.median(column) for column in zip(*rows, strict=True)]
+        for name, rows in seconds_by_form.items()
+    }
     for name, (thread, wall) in medians.items():
         more = f"{thread / medians['free'][0] - 1:+.1%} and {wall / medians['free'][1] - 1:+.1%} against free"
         print(f"{name:7} {thread:8.1f} µs per token of the engine's thread, {wall:8.1f} of the clock ({more})")

@@ -50,19 +50,19 @@ def make_requests(name: str, count: int, seed: int) -> list[Request]:
     """Prompts of uniform length over real ids; reply lengths log-uniform from 4 to the longest."""
     rng = random.Random(seed)
     low, high = PROMPTS[name]
-    made = []
-    for number in range(count):
+    requests = []
+    for index in range(count):
         prompt = tuple(rng.randrange(300, 700) for _ in range(rng.randint(low, high)))
         length = round(math.exp(rng.uniform(math.log(4), math.log(LONGEST[name]))))
-        sampling = Sampling(max_tokens=length, seed=number)
-        made.append(Request(prompt, sampling, Task("b", "bench", "train"), Observation(), (), session=str(number)))
-    return made
+        sampling = Sampling(max_tokens=length, seed=index)
+        requests.append(Request(prompt, sampling, Task("b", "bench", "train"), Observation(), (), session=str(index)))
+    return requests
 
 
 async def engine_seconds(engine: LocalEngine, requests: list[Request]) -> float:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(engine.generate(request) for request in requests))
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def generate_seconds(model: transformers.PreTrainedModel, requests: list[Request], threads: int) -> float:
@@ -71,13 +71,13 @@ def generate_seconds(model: transformers.PreTrainedModel, requests: list[Request
     longest = max(r.sampling.max_tokens for r in requests)
     ids = torch.tensor([[0] * (width - len(r.ids)) + list(r.ids) for r in requests])
     mask = torch.tensor([[0] * (width - len(r.ids)) + [1] * len(r.ids) for r in requests])
-    begun = time.perf_counter()
+    started = time.perf_counter()
     with torch.inference_mode():
         model.generate(
             ids, attention_mask=mask, max_new_tokens=longest, min_new_tokens=longest, do_sample=True, top_k=0,
             top_p=1.0, temperature=1.0, pad_token_id=0, eos_token_id=None,
         )  # fmt: skip
-    return time.perf_counter() - begun
+    return time.perf_counter() - started
 
 
 def endless(renderer: Renderer) -> Renderer:
@@ -93,13 +93,13 @@ def against_generate(name: str, repeats: int) -> dict[str, object]:
     engine = LocalEngine(Decoder(loaded.model), endless(Renderer(loaded.tokenizer)), max_batch=64)
 
     async def timed() -> list[float]:
-        found = []
+        seconds = []
         await engine_seconds(engine, requests[:8])
         for k in range(repeats):
             engine.weights_changed(k + 1)  # every repeat starts with cold caches
-            found.append(await engine_seconds(engine, requests))
+            seconds.append(await engine_seconds(engine, requests))
         await engine.close()
-        return found
+        return seconds
 
     ours = asyncio.run(timed())
     generate_seconds(
@@ -121,30 +121,30 @@ def kept_against_fresh(name: str, repeats: int, chains: int = 16, turns: int = 8
     """Conversations that grow by an observation each turn: the KV of earlier turns kept, or computed again."""
     loaded = loader.load(name)
 
-    async def conversation(engine: LocalEngine, number: int) -> int:
-        rng = random.Random(number)
+    async def conversation(engine: LocalEngine, index: int) -> int:
+        rng = random.Random(index)
         ids = tuple(rng.randrange(300, 700) for _ in range(200))
-        spoken = 0
+        num_tokens = 0
         for turn in range(turns):
-            sampling = Sampling(max_tokens=8, seed=1000 * number + turn)
-            request = Request(ids, sampling, Task("b", "bench", "train"), Observation(), (), session=str(number))
+            sampling = Sampling(max_tokens=8, seed=1000 * index + turn)
+            request = Request(ids, sampling, Task("b", "bench", "train"), Observation(), (), session=str(index))
             reply = await engine.generate(request)
-            spoken += len(reply.ids)
+            num_tokens += len(reply.ids)
             ids = (*ids, *reply.ids, *(rng.randrange(300, 700) for _ in range(40)))
-        engine.end_session(str(number))
-        return spoken
+        engine.end_session(str(index))
+        return num_tokens
 
     async def timed(cache_bytes: int) -> list[float]:
         renderer = endless(Renderer(loaded.tokenizer))
         engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=chains, cache_bytes=cache_bytes)
-        found = []
+        seconds = []
         for k in range(repeats + 1):
             engine.weights_changed(k + 1)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             await asyncio.gather(*(conversation(engine, n) for n in range(chains)))
-            found.append(time.perf_counter() - begun)
+            seconds.append(time.perf_counter() - started)
         await engine.close()
-        return found[1:]
+        return seconds[1:]
 
     kept, fresh = asyncio.run(timed(1 << 30)), asyncio.run(timed(0))
     tokens = chains * turns * 8

@@ -47,13 +47,13 @@ class Watch:
 
 async def play(watch: Watch, slot: int, name: str, tasks: list[Any], think: float, end: float) -> None:
     """Run one episode after the other in one slot until the time is over."""
-    for number in itertools.count(slot):
+    for index in itertools.count(slot):
         if time.monotonic() > end:
             return
-        task, environment, started = tasks[number % len(tasks)], MixEnvironment([name]), time.monotonic()
+        task, environment, started = tasks[index % len(tasks)], MixEnvironment([name]), time.monotonic()
         try:
-            policy = environment.random(task, number)
-            observation = await environment.reset(task, number)
+            policy = environment.random(task, index)
+            observation = await environment.reset(task, index)
             for _ in range(TURNS):
                 watch.moved[slot] = time.monotonic()
                 await asyncio.sleep(think)

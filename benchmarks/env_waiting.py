@@ -47,22 +47,22 @@ class Timed(MixEnvironment):
     _name = ""
 
     async def reset(self, task: Task, seed: int) -> Observation:
-        self._name, begun = task.environment, time.perf_counter()
+        self._name, started = task.environment, time.perf_counter()
         try:
             return await super().reset(task, seed)
         finally:
-            self.add("reset", begun)
+            self.add("reset", started)
 
     async def step(self, action: Action) -> Step:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         try:
             return await super().step(action)
         finally:
-            self.add("step", begun)
+            self.add("step", started)
 
-    def add(self, what: str, begun: float) -> None:
+    def add(self, what: str, started: float) -> None:
         key = f"{self._name} {what}"
-        self.spent[key] = self.spent.get(key, 0.0) + time.perf_counter() - begun
+        self.spent[key] = self.spent.get(key, 0.0) + time.perf_counter() - started
 
 
 class Spoken:
@@ -75,12 +75,12 @@ class Spoken:
         self._policies: dict[str, ScriptedPolicy] = {}
 
     async def generate(self, request: Request) -> Generation:
-        said = await self.model.generate(request)
+        answer = await self.model.generate(request)
         if request.session not in self._policies:
             self._policies[request.session] = self.environment.random(request.task, request.sampling.seed)
         text = self._policies[request.session](request.observation).content
         ids = self.renderer.encode_reply(text)
-        return Generation(ids, None, StopReason.END, said.policy_version, ActionSource.RANDOM)
+        return Generation(ids, None, StopReason.END, answer.policy_version, ActionSource.RANDOM)
 
     def end_session(self, session: str) -> None:
         self._policies.pop(session, None)
@@ -108,18 +108,18 @@ async def waiting(
         await environment.reset(task, 0)
         await environment.close()
     planned = plan_attempts(mixed.tasks("train", num_slots, seed=1), 1, 0)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     episodes = await run_episodes(planned, lambda: Timed(members), agent, speaker, renderer, concurrency=num_slots)
-    wall = time.perf_counter() - begun
+    wall = time.perf_counter() - started
     busy = engine.stats.decode_seconds + engine.stats.prefill_seconds
     share = max(0.0, wall - busy) / wall
     outcomes = Counter(episode.outcome.value for episode in episodes)
     await engine.close()
     close_pools()
     reached = share < ALLOWED
-    taken = sum(len(episode.turns) for episode in episodes)
+    num_turns = sum(len(episode.turns) for episode in episodes)
     print(
-        f"waiting: {len(episodes)} mixed episodes with {model}, {taken} turns of at most {tokens} tokens in "
+        f"waiting: {len(episodes)} mixed episodes with {model}, {num_turns} turns of at most {tokens} tokens in "
         f"{wall:.0f} s; the model read prompts for {engine.stats.prefill_seconds:.0f} s, decoded for "
         f"{engine.stats.decode_seconds:.0f} s and waited {100 * share:.1f} % of it (allowed {100 * ALLOWED:.0f} %)"
         f"{'' if reached else '  NOT REACHED'}; {dict(outcomes)}",
@@ -128,7 +128,7 @@ async def waiting(
     for what, seconds in sorted(Timed.spent.items(), key=lambda item: -item[1]):
         print(f"  {what}: {seconds:.1f} s, all its episodes together", flush=True)
     return {
-        "model": model, "episodes": len(episodes), "turns": taken, "tokens": tokens, "wall": wall,
+        "model": model, "episodes": len(episodes), "turns": num_turns, "tokens": tokens, "wall": wall,
         "prefill": engine.stats.prefill_seconds, "decode": engine.stats.decode_seconds, "share": share,
         "allowed": ALLOWED, "reached": reached, "outcomes": dict(outcomes), "environments": dict(Timed.spent),
     }  # fmt: skip

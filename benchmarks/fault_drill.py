@@ -54,7 +54,7 @@ def command(folder: Path, name: str, steps: int, num_nodes: int) -> list[str]:
 
 def own_processes(folder: Path) -> list[tuple[str, psutil.Process]]:
     """The processes of the drill by kind: those whose working folder is the drill's."""
-    found = []
+    results = []
     for process in psutil.process_iter():
         try:
             if Path(process.cwd()) != folder:
@@ -64,8 +64,8 @@ def own_processes(folder: Path) -> list[tuple[str, psutil.Process]]:
             continue
         for part, kind in PARTS.items():
             if part in words:
-                found.append((kind, process))
-    return found
+                results.append((kind, process))
+    return results
 
 
 def disturb(

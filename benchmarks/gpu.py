@@ -44,8 +44,8 @@ def leg_function(name: str) -> Callable[[Any], list[dict[str, Any]]]:
         import importlib
 
         leg = importlib.import_module(f"gpu_legs.{name}").leg
-    found: Callable[[Any], list[dict[str, Any]]] = leg
-    return found
+    function: Callable[[Any], list[dict[str, Any]]] = leg
+    return function
 
 
 def versions(device: str) -> dict[str, str]:
@@ -53,13 +53,13 @@ def versions(device: str) -> dict[str, str]:
     import transformers
 
     card = torch.cuda.get_device_name() if device == "cuda" else platform.processor() or "cpu"
-    found = {"device": card, "torch": torch.__version__, "transformers": transformers.__version__,
+    result = {"device": card, "torch": torch.__version__, "transformers": transformers.__version__,
              "python": platform.python_version(), "date": time.strftime("%Y-%m-%d")}  # fmt: skip
     try:
         import trl
     except ImportError:
-        return found
-    return found | {"trl": trl.__version__}
+        return result
+    return result | {"trl": trl.__version__}
 
 
 def main() -> None:
@@ -95,24 +95,24 @@ def main() -> None:
         from practicum.models import loader
 
         loader.set_batch_invariant_matmul = lambda wanted=True: None
-    found: dict[str, list[dict[str, Any]]] = {}
+    results: dict[str, list[dict[str, Any]]] = {}
     failed: list[str] = []
     for name in chosen:
         print(f"-- {name}", flush=True)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         faulthandler.dump_traceback_later(STACK_DUMP_SECONDS, repeat=True)
         try:
-            found[name] = leg_function(name)(size)
-        except (Exception, SystemExit) as error:  # the others are still wanted: time on the card is dear
+            results[name] = leg_function(name)(size)
+        except (Exception, SystemExit) as error:  # the other legs still run: time on a GPU is scarce
             failed.append(name)
             traceback.print_exc()
             print(f"{name} FAILED: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
             if args.tiny:
                 raise
         faulthandler.cancel_dump_traceback_later()
-        print(f"   ({time.perf_counter() - begun:.0f} s)", flush=True)
+        print(f"   ({time.perf_counter() - started:.0f} s)", flush=True)
         if args.out:  # after every leg: a run that is cut off has its figures
-            record = {"versions": versions(size.device), "tiny": args.tiny, "failed": failed, "legs": found}
+            record = {"versions": versions(size.device), "tiny": args.tiny, "failed": failed, "legs": results}
             args.out.parent.mkdir(parents=True, exist_ok=True)
             args.out.write_text(json.dumps(record, indent=1) + "\n")
     print("; ".join(f"{key} {value}" for key, value in versions(size.device).items()))

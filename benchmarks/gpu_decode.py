@@ -1,18 +1,23 @@
 """Where the time of decode steps and prompts goes, by Qwen2.5 shape and batch, with variants of the kernels.
 
-    python benchmarks/gpu_decode.py --out FILE.json [--seconds 90]
+    python benchmarks/gpu_decode.py --out FILE.json [--seconds 120] [--only engine,kernels] [--cells 7B,3B,0.5B]
+    TRITON_INTERPRET=1 python benchmarks/gpu_decode.py --tiny --out FILE.json    on a CPU: its figures mean nothing
 
-First the attention kernels alone, over all layers in one graph: warps and pipeline stages, pages as the KV cache has
-them (a page holds all layers), the same with the pages of a layer side by side, and both in order and shuffled. Every
-variant must give the same bits. Then the engine: milliseconds per decode step and seconds of prompts, by the number of
-prompt tokens that are computed at once. The file is complete after every line.
+First the engine: tokens/s, milliseconds per decode step and seconds of prompts, medians of three runs, by the number of
+prompt tokens computed at once, and the kernels of one more run by their time. Then attention alone, over all
+layers in one graph: warps, pipeline stages and programs, pages as the KV cache has them, pages that hold all layers
+against pages of one layer side by side, in order and shuffled. Every variant must give the same bits. The file is
+complete after every line.
 """
 
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 import statistics
+import time
+import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +28,7 @@ from gpu_legs.clock import Clock
 
 needs.prepare()
 import torch
-from gpu_legs.common import Size, forget_peak, make_renderer, make_wide_model
+from gpu_legs.common import TINY, Size, forget_peak, make_renderer, make_requests, make_wide_model
 from gpu_session import SHAPES
 
 from practicum.kernels import decode_attention, prefill_attention
@@ -31,10 +36,20 @@ from practicum.kernels.paged_kv import OFFSET_UNIT, PAGE_TOKENS, LayerPages
 
 CELLS = {"Qwen2.5-7B": (256, 1000, 256), "Qwen2.5-3B": (1024, 200, 128), "Qwen2.5-0.5B": (256, 200, 128)}
 """Requests, prompt and new tokens of the cells that became slower with pages."""
-DECODE_VARIANTS = ((2, 2), (2, 3), (2, 4), (4, 2), (4, 3), (4, 4), (1, 3), (8, 3))
-PREFILL_VARIANTS = ((4, 2), (4, 3), (4, 4), (8, 2), (8, 3))
+TINY_SHAPE = SHAPES["Qwen2.5-0.5B"] | {
+    "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 512,
+}  # fmt: skip
+DECODE_VARIANTS = (
+    (2, 2, 1024), (2, 3, 1024), (4, 2, 1024), (4, 3, 1024), (4, 4, 1024), (1, 3, 1024), (2, 2, 4096), (4, 3, 4096),
+)  # fmt: skip
+"""Warps, pipeline stages and the number of programs among which long rows are divided."""
+PREFILL_VARIANTS = ((4, 2), (4, 3), (8, 2), (8, 3))
+PREFILL_TOKENS = (32768, 8192)
 LAYOUTS = ("page-major", "layer-major")
 NUM_REPEATS = 7
+ON_GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if ON_GPU else ("cpu", torch.float32)
+"""Triton's interpreter does not support bfloat16."""
 
 
 def make_pages(shape: dict[str, Any], rows: int, tokens: int, layout: str, shuffled: bool) -> list[LayerPages]:
@@ -46,11 +61,11 @@ def make_pages(shape: dict[str, Any], rows: int, tokens: int, layout: str, shuff
     page = (2, kv_heads, PAGE_TOKENS, size)
     by_page = layout == "page-major"
     dims = (count, layers, *page) if by_page else (layers, count, *page)
-    memory = torch.empty(dims, dtype=torch.bfloat16, device="cuda").normal_()
+    memory = torch.empty(dims, dtype=DTYPE, device=DEVICE).normal_()
     generator = torch.Generator().manual_seed(0)
     order = torch.randperm(count - 1, generator=generator) if shuffled else torch.arange(count - 1)
     stride = memory.stride(0 if by_page else 1)
-    table = ((order + 1) * stride // OFFSET_UNIT).view(rows, per_row).cuda()
+    table = ((order + 1) * stride // OFFSET_UNIT).view(rows, per_row).to(DEVICE)
     first = (memory[0, layer] if by_page else memory[layer, 0] for layer in range(layers))
     return [LayerPages(one[0], one[1], table, per_row * PAGE_TOKENS) for one in first]
 
@@ -58,10 +73,14 @@ def make_pages(shape: dict[str, Any], rows: int, tokens: int, layout: str, shuff
 def milliseconds(work: Callable[[], Any]) -> float:
     """The time of work in a captured graph."""
     work()
+    if not ON_GPU:
+        begun = time.perf_counter()
+        work()
+        return 1000 * (time.perf_counter() - begun)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        work()
+        kept = work()  # outputs that are kept have places of their own, so that no write hides in the cache
     times = []
     for _ in range(NUM_REPEATS):
         begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -70,73 +89,82 @@ def milliseconds(work: Callable[[], Any]) -> float:
         ended.record()
         ended.synchronize()
         times.append(begun.elapsed_time(ended))
+    del kept
     return statistics.median(times)
 
 
-def variants(module: Any, pairs: tuple[tuple[int, int], ...], work: Callable[[], list[torch.Tensor]]) -> dict[str, Any]:
-    """Milliseconds of each number of warps and stages, and whether the bits are those of the present one."""
-    present, times, expected = (module.ATTEND_WARPS, module.ATTEND_STAGES), {}, work()[0].clone()
-    for warps, stages in pairs:
-        module.ATTEND_WARPS, module.ATTEND_STAGES = warps, stages
+def variants(
+    module: Any, settings: tuple[tuple[int, ...], ...], work: Callable[[], list[torch.Tensor]]
+) -> dict[str, Any]:
+    """Milliseconds of each number of warps, stages and programs, and whether the bits are those of the present ones."""
+    names = ("ATTEND_WARPS", "ATTEND_STAGES", "TARGET_PROGRAMS")[: len(settings[0])]
+    present, times, expected = [getattr(module, name) for name in names], {}, work()[0].clone()
+    for values in settings:
+        for name, value in zip(names, values, strict=True):
+            setattr(module, name, value)
+        words = ("warps", "stages", "programs")
+        title = ", ".join(f"{value} {what}" for value, what in zip(values, words, strict=False))
         try:
             same = torch.equal(work()[0], expected)
-            times[f"{warps} warps, {stages} stages"] = {"ms": milliseconds(work), "same bits": same}
+            times[title] = {"ms": milliseconds(work), "same bits": same}
         except Exception as error:
-            times[f"{warps} warps, {stages} stages"] = {"error": f"{type(error).__name__}: {error}"[:300]}
-    module.ATTEND_WARPS, module.ATTEND_STAGES = present
+            times[title] = {"error": f"{type(error).__name__}: {error}"[:300]}
+    for name, value in zip(names, present, strict=True):
+        setattr(module, name, value)
     return times
 
 
-def kernels(name: str, record: Callable[[dict[str, Any]], None]) -> None:
+def kernels(name: str, cell: tuple[int, int, int], shape: dict[str, Any], record: Callable[..., None]) -> None:
     """Attention of a decode step in the middle of the replies, and of a pass over prompts, over all layers."""
-    shape, (rows, prompt, new) = SHAPES[name], CELLS[name]
+    rows, prompt, new = cell
     heads, size = shape["num_attention_heads"], shape["hidden_size"] // shape["num_attention_heads"]
-    query = torch.randn(rows, heads, size, device="cuda").bfloat16()
-    slots, positions = torch.arange(rows, device="cuda"), torch.full((rows,), prompt + new // 2, device="cuda")
-    for layout in LAYOUTS:
-        for shuffled in (False, True):
-            torch.cuda.empty_cache()
+    query = torch.randn(rows, heads, size, device=DEVICE).to(DTYPE)
+    slots, positions = torch.arange(rows, device=DEVICE), torch.full((rows,), prompt + new // 2, device=DEVICE)
+    for shuffled in (False, True):
+        for layout in LAYOUTS:
+            if ON_GPU:
+                torch.cuda.empty_cache()
             layers = make_pages(shape, rows, prompt + new, layout, shuffled)
 
             def work(layers: list[LayerPages] = layers) -> list[torch.Tensor]:
                 return [decode_attention.attend(query, kv, slots, positions) for kv in layers]
 
-            row = {"shape": name, "cell": CELLS[name], "kernel": "decode", "layout": layout, "shuffled": shuffled}
             all_variants = layout == LAYOUTS[0] and not shuffled
             nbytes = 2 * rows * (prompt + new // 2) * shape["num_key_value_heads"] * size * 2 * len(layers)
-            row["ms at 4.3 TB/s"] = nbytes / 4.3e9
-            row["times"] = variants(decode_attention, DECODE_VARIANTS if all_variants else DECODE_VARIANTS[:2], work)
-            record(row)
-            if all_variants:
-                times = prefill_times(shape, layers[:4], prompt)
-                record({"shape": name, "cell": CELLS[name], "kernel": "prefill of 4 layers", "times": times})
+            times = variants(decode_attention, DECODE_VARIANTS if all_variants else DECODE_VARIANTS[:2], work)
+            record(kernel="decode", layout=layout, shuffled=shuffled, at_copy_speed_ms=nbytes / 4.3e9, times=times)
+            if not shuffled:
+                times = prefill_times(shape, layers[:4], prompt, PREFILL_VARIANTS if all_variants else ((4, 2),))
+                record(kernel="prefill of 4 layers", layout=layout, times=times)
             del layers, work
 
 
-def prefill_times(shape: dict[str, Any], layers: list[LayerPages], prompt: int) -> dict[str, Any]:
+def prefill_times(
+    shape: dict[str, Any], layers: list[LayerPages], prompt: int, settings: tuple[tuple[int, ...], ...]
+) -> dict[str, Any]:
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     prompts = [(slot, list(range(prompt)), 0) for slot in range(min(32768 // prompt, len(layers[0].table)))]
     numbers, *sizes = prefill_attention.pack(prompts)
-    packed = prefill_attention.unpack(numbers.cuda(), *sizes)
+    packed = prefill_attention.unpack(numbers.to(DEVICE), *sizes)
     width = (heads + 2 * kv_heads) * layers[0].head_size
-    joined = torch.randn(len(packed.ids), width, device="cuda").bfloat16()
+    joined = torch.randn(len(packed.ids), width, device=DEVICE).to(DTYPE)
     return variants(
-        prefill_attention,
-        PREFILL_VARIANTS,
-        lambda: [prefill_attention.attend(joined, kv, packed, heads) for kv in layers],
+        prefill_attention, settings, lambda: [prefill_attention.attend(joined, kv, packed, heads) for kv in layers]
     )
 
 
-def engine(name: str, record: Callable[[dict[str, Any]], None]) -> None:
-    """The engine's own times, by the prompt tokens that are computed at once."""
+def engine(name: str, cell: tuple[int, int, int], shape: dict[str, Any], record: Callable[..., None]) -> None:
+    """The engine's own times, by the prompt tokens that are computed at once, and its kernels."""
     from gpu_legs import engine as engine_leg
+    from gpu_legs.profile import on_gpu
 
     from practicum.engines.local.engine import LocalEngine
+    from practicum.models.decoder import Decoder
 
-    batch, prompt, new = CELLS[name]
-    size = replace(Size(shape=SHAPES[name]), prompt=prompt, new=new, repeats=1)
-    model = make_wide_model(SHAPES[name], size)
-    for prefill_tokens in (32768, 8192):
+    batch, prompt, new = cell
+    size = replace(Size() if ON_GPU else TINY, shape=shape, prompt=prompt, new=new, repeats=3)
+    model = make_wide_model(shape, size)
+    for prefill_tokens in PREFILL_TOKENS:
         forget_peak(size)
 
         def make(*arguments: Any, tokens: int = prefill_tokens, **options: Any) -> LocalEngine:
@@ -144,29 +172,57 @@ def engine(name: str, record: Callable[[dict[str, Any]], None]) -> None:
 
         before, engine_leg.LocalEngine = engine_leg.LocalEngine, make  # type: ignore[misc, assignment]
         try:
-            row = engine_leg.measure(size, model, make_renderer(), batch, 1, False)
+            record(prefill_tokens=prefill_tokens, **engine_leg.measure(size, model, make_renderer(), batch, 1, False))
         finally:
             engine_leg.LocalEngine = before  # type: ignore[misc]
-        record({"shape": name, "cell": CELLS[name], "prefill tokens": prefill_tokens, **row})
+
+    async def profiled() -> dict[str, Any]:
+        one = LocalEngine(Decoder(model), make_renderer(), max_batch=batch)
+
+        async def do() -> None:
+            one.weights_changed(one.stats.generated + 1)
+            await asyncio.gather(*map(one.generate, make_requests(size, batch, 1, 0, False)))
+
+        try:
+            await do()
+            return await on_gpu(size, do)
+        finally:
+            await one.close()
+
+    forget_peak(size)
+    record(profile=asyncio.run(profiled()))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--seconds", type=float, default=90)
+    parser.add_argument("--seconds", type=float, default=120)
+    parser.add_argument("--only", default="engine,kernels")
+    parser.add_argument("--cells", default="7B,3B,0.5B")
+    parser.add_argument("--tiny", action="store_true")
     args = parser.parse_args()
-    clock, rows = Clock(args.seconds / 60), []
+    clock, rows = Clock(args.seconds / 60), list[dict[str, Any]]()
+    for part in args.only.split(","):
+        for number in args.cells.split(","):
+            name = f"Qwen2.5-{number}"
+            cell, shape = (CELLS[name], SHAPES[name]) if not args.tiny else ((2, 66, 4), TINY_SHAPE)
 
-    def record(row: dict[str, Any]) -> None:
-        rows.append(row)
-        clock.say(json.dumps(row))
-        args.out.write_text(json.dumps(rows, indent=1) + "\n")
+            def record(part: str = part, name: str = name, cell: tuple[int, int, int] = cell, **row: Any) -> None:
+                rows.append({"part": part, "shape": name, "cell": cell, **row})
+                clock.say(json.dumps(rows[-1]))
+                args.out.write_text(json.dumps(rows, indent=1) + "\n")
 
-    for part in (kernels, engine):
-        for name in CELLS:
-            if not clock.over:
-                part(name, record)
-            torch.cuda.empty_cache()
+            if clock.over:
+                continue
+            try:
+                {"kernels": kernels, "engine": engine}[part](name, cell, shape, record)
+            except Exception as error:  # the other cells are still wanted
+                if args.tiny:
+                    raise
+                traceback.print_exc()
+                record(error=f"{type(error).__name__}: {error}"[:1000])
+            if ON_GPU:
+                torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -102,12 +102,12 @@ def check() -> None:
     exact = F.linear(many.double(), weight.double())
     tile = (16, 16, 64, 2)
     torch.testing.assert_close(narrow_matmul(many, weight, tile).double(), exact, rtol=0, atol=1e-5)
-    found = split_matmul(many, weight, tile, 4)
-    torch.testing.assert_close(found.double(), exact, rtol=0, atol=1e-5)
+    result = split_matmul(many, weight, tile, 4)
+    torch.testing.assert_close(result.double(), exact, rtol=0, atol=1e-5)
     for rows in (3, 16, 33):
-        assert torch.equal(split_matmul(many[:rows].contiguous(), weight, tile, 4), found[:rows]), rows
+        assert torch.equal(split_matmul(many[:rows].contiguous(), weight, tile, 4), result[:rows]), rows
     pieces = sum((F.linear(many[:, a : a + 128], weight[:, a : a + 128]) for a in range(0, 512, 128)), torch.zeros(1))
-    torch.testing.assert_close(found, pieces, rtol=0, atol=2e-6)
+    torch.testing.assert_close(result, pieces, rtol=0, atol=2e-6)
     print("both kernels give the right numbers")
 
 
@@ -123,11 +123,11 @@ def microseconds(product: Any, x: Tensor, weights: list[Tensor]) -> float:
             product(x, weight)
     graph.replay()
     torch.cuda.synchronize()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(REPEATS):
         graph.replay()
     torch.cuda.synchronize()
-    return (time.perf_counter() - begun) / REPEATS / len(weights) * 1e6
+    return (time.perf_counter() - started) / REPEATS / len(weights) * 1e6
 
 
 def measure(name: str, rows: int) -> dict[str, Any]:

@@ -1,10 +1,11 @@
 """Weights in 8 and 4 bits on a GPU: memory, distance from bfloat16, speed, and the commands that use them.
 
-    python benchmarks/gpu_quantised.py --out FILE.json
+    python benchmarks/gpu_quantised.py --out FILE.json [--only compare,sft,dpo,collect,eval] [--model smollm2]
 
 SmolLM2-135M in bfloat16, int8 and nf4 (bitsandbytes): bytes of weights, the divergence of the next token's distribution
 from bfloat16's on demonstrations, and the engine's tokens/s. Then `sft`, `dpo`, `collect` and `eval` of the command
-line, in int8 and in nf4. The file is complete after every line.
+line, in int8 and in nf4; without `sft` in `--only`, collect and eval take the model itself. The file is complete after
+every line.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ TEXTS = (
     "def mean(values):\n    total = 0\n    for value in values:\n        total += value\n"
     "    return total / len(values)\n",
 )
+ALL = ["compare", "sft", "dpo", "collect", "eval"]
 STEPS = ["--lora_r", "8", "--epochs", "1", "--batch_size", "4", "--gradient_accumulation_steps", "1"]
 
 
-def compare(record: Record) -> None:
+def compare(record: Record, model: str) -> None:
     """Memory, divergence and speed of the three kinds of weights."""
     import torch
     from gpu_legs import engine as engine_leg
@@ -49,15 +51,15 @@ def compare(record: Record) -> None:
         row: dict[str, Any] = {"weights": dtype or "bfloat16"}
         try:
             before = torch.cuda.memory_allocated()
-            loaded = loader.load("smollm2", torch.bfloat16, "cuda", config_of_dtype(dtype))
+            loaded = loader.load(model, torch.bfloat16, "cuda", config_of_dtype(dtype))
             row["MiB"] = (torch.cuda.memory_allocated() - before) / 2**20
             row["linear layers MiB"] = (
                 sum(p.numel() * p.element_size() for name, p in loaded.model.named_parameters() if "_proj" in name)
                 / 2**20
             )
-            found = [logprobs(loaded, text) for text in TEXTS]
-            expected = expected or found
-            pairs = list(zip(expected, found, strict=True))
+            actual = [logprobs(loaded, text) for text in TEXTS]
+            expected = expected or actual
+            pairs = list(zip(expected, actual, strict=True))
             row["KL from bfloat16"] = float(torch.cat([(p.exp() * (p - q)).sum(-1) for p, q in pairs]).mean())
             row["same likeliest token"] = float(
                 torch.cat([(p.argmax(-1) == q.argmax(-1)).float() for p, q in pairs]).mean()
@@ -83,32 +85,38 @@ def logprobs(loaded: Any, text: str) -> Any:
 
 
 def command(record: Record, kind: str, name: str, *arguments: str) -> None:
-    begun = time.perf_counter()
+    started = time.perf_counter()
     done = subprocess.run([sys.executable, "-c", MAIN, *arguments], capture_output=True, text=True, check=False)
-    row = {"weights": kind, "command": name, "exit code": done.returncode, "seconds": time.perf_counter() - begun}
+    row = {"weights": kind, "command": name, "exit code": done.returncode, "seconds": time.perf_counter() - started}
     tail = (done.stderr + done.stdout if done.returncode else done.stdout).splitlines()[
         -(25 if done.returncode else 6) :
     ]
     record({**row, "output": tail})
 
 
-def commands(record: Record, folder: Path, kind: str, key: str) -> None:
-    """All four commands with one kind of weights; SFT's adapter is what collect and eval use."""
-    model, math = ["--model", "smollm2"], ["--env", "math", "--env-arg", "levels=[1]", "--max-tokens", "48"]
+def commands(record: Record, folder: Path, kind: str, key: str, args: argparse.Namespace) -> None:
+    """The commands with one kind of weights, each after the one whose result it needs."""
+    model, math = ["--model", args.model], ["--env", "math", "--env-arg", "levels=[1]", "--max-tokens", "48"]
     quantised = f"model.{key}=true"
     sft, dpo = str(folder / f"sft-{kind}"), str(folder / f"dpo-{kind}")
     shown, rows = ["--episodes", str(folder / "shown")], ["data.dataset_path=" + str(folder / "pairs.jsonl")]
-    command(record, kind, "sft", "sft", *shown, *model, "--out", sft, *STEPS, quantised)
-    command(record, kind, "dpo", "dpo", *rows, *model, "--out", dpo, *STEPS, quantised)
-    dtype = ["--dtype", kind]
-    collected = ["--tasks", "16", "--out", str(folder / f"collected-{kind}")]
-    command(record, kind, "collect", "collect", *math, "--policy", f"{sft}/model", *dtype, *collected)
-    command(record, kind, "eval", "eval", *math, "--policy", f"{sft}/model", *dtype, "--tasks", "32")
+    policy = ["--policy", f"{sft}/model" if "sft" in args.only else args.model, "--dtype", kind]
+    arguments = {
+        "sft": [*shown, *model, "--out", sft, *STEPS, quantised],
+        "dpo": [*rows, *model, "--out", dpo, *STEPS, quantised],
+        "collect": [*math, *policy, "--tasks", "16", "--out", str(folder / f"collected-{kind}")],
+        "eval": [*math, *policy, "--tasks", "32"],
+    }
+    for name, own in arguments.items():
+        if name in args.only:
+            command(record, kind, name, name, *own)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--only", type=lambda text: text.split(","), default=ALL)
+    parser.add_argument("--model", default="smollm2")
     args = parser.parse_args()
     rows: list[dict[str, Any]] = []
     lock = threading.Lock()
@@ -122,23 +130,15 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="gpu-quantised-")).resolve()
     pairs = [{"prompt": f"What is {n} + {n}?", "chosen": f"{2 * n}", "rejected": f"{2 * n + 1}"} for n in range(24)]
     (folder / "pairs.jsonl").write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
-    shown = [
-        "--env",
-        "math",
-        "--env-arg",
-        "levels=[1]",
-        "--tasks",
-        "48",
-        "--tokenizer",
-        "smollm2",
-        "--template",
-        "chatml",
-    ]
-    threads = [threading.Thread(target=compare, args=(record,))]
-    threads[0].start()
-    command(record, "none", "demonstrations", "collect", *shown, "--out", str(folder / "shown"))
+    threads = [threading.Thread(target=compare, args=(record, args.model))] if "compare" in args.only else []
+    for thread in threads:
+        thread.start()
+    if "sft" in args.only:
+        tasks = ["--env", "math", "--env-arg", "levels=[1]", "--tasks", "48"]
+        tokens = ["--tokenizer", args.model, "--template", "chatml"]
+        command(record, "none", "demonstrations", "collect", *tasks, *tokens, "--out", str(folder / "shown"))
     for kind, key in (("int8", "load_in_8bit"), ("nf4", "load_in_4bit")):
-        threads.append(threading.Thread(target=commands, args=(record, folder, kind, key)))
+        threads.append(threading.Thread(target=commands, args=(record, folder, kind, key, args)))
         threads[-1].start()
     for thread in threads:
         thread.join()

@@ -289,8 +289,8 @@ def read_results(folder: Path) -> dict[str, Any]:
     files = {"base": "base.json", "sft_training": "start/sft_cost.json", "sft": "sft.json"}
     for key, file in {key: folder / name for key, name in files.items()}.items():
         if file.exists():
-            found = json.loads(file.read_text())
-            row[key] = found.get("aggregated_metrics", found)
+            record = json.loads(file.read_text())
+            row[key] = record.get("aggregated_metrics", record)
     if compared:
         row["comparison"] = json.loads(compared[-1].read_text())
     return row
@@ -300,21 +300,21 @@ def pack(folder: Path, target: Path) -> list[Path]:
     """Write a case without its weights as `target`/NAME.tar.gz, or as parts NAME.tar.gz.part0, .part1, ... of it."""
     target.mkdir(parents=True, exist_ok=True)
 
-    def wanted(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    def without_weights(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
         name = Path(member.name).name
         weights = name.startswith(CHECKPOINTS) if member.isdir() else name.endswith(WEIGHTS)
         return None if weights else member
 
     path = target / f"{folder.name}.tar.gz"
     with tarfile.open(path, "w:gz") as archive:
-        archive.add(folder, folder.name, filter=wanted)
+        archive.add(folder, folder.name, filter=without_weights)
     content = path.read_bytes()
     if len(content) <= MAX_PACK_BYTES:
         return [path]
     path.unlink()
     parts = []
-    for number, start in enumerate(range(0, len(content), MAX_PACK_BYTES)):
-        parts.append(path.with_name(f"{path.name}.part{number}"))
+    for index, start in enumerate(range(0, len(content), MAX_PACK_BYTES)):
+        parts.append(path.with_name(f"{path.name}.part{index}"))
         parts[-1].write_bytes(content[start : start + MAX_PACK_BYTES])
     return parts
 
@@ -339,7 +339,7 @@ def run_cases(
     clock, errors = Clock(minutes), dict[str, str]()
     out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {}
-    known = TINY if tiny else CASES
+    all_cases = TINY if tiny else CASES
     for number, name in enumerate(names):
         share = clock.left / (len(names) - number)
         if share < EVALUATION_SECONDS:
@@ -353,17 +353,17 @@ def run_cases(
             "seed": seed, "seconds": clock.seconds,
             "device": loader.resolve_device().describe(), "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"), "errors": {key: text for key, text in errors.items() if text},
-            "cases": {one: read_results(out / one) for one in known if (out / one).is_dir()},
+            "cases": {one: read_results(out / one) for one in all_cases if (out / one).is_dir()},
         }  # fmt: skip
         (out / "gpu_training.json").write_text(json.dumps(record, indent=1) + "\n")
         if packed is not None and (out / name).is_dir():
             for file in pack(out / name, packed):
                 clock.say(f"{file}: {file.stat().st_size / 2**20:.1f} MiB")
             shutil.copy(out / "gpu_training.json", packed)
-    made = [out / name for name in known if (out / name / "sft.json").exists()]
-    if made:
+    finished = [out / name for name in all_cases if (out / name / "sft.json").exists()]
+    if finished:
         try:
-            report_command.run([*map(str, made), "--out", str(out / "report.html"), "--episodes-mb", "4"])
+            report_command.run([*map(str, finished), "--out", str(out / "report.html"), "--episodes-mb", "4"])
         except Exception as error:  # the figures are written; a page can be made of them later
             clock.say(f"no report: {type(error).__name__}: {error}")
     clock.say(f"figures in {out / 'gpu_training.json'}")
@@ -390,8 +390,8 @@ def main() -> None:
     parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_intermixed_args()
     cases = TINY if args.tiny else CASES
-    wanted = [args.case] if args.case else args.only.split(",") if args.only else list(cases)
-    for name in wanted:
+    selected = [args.case] if args.case else args.only.split(",") if args.only else list(cases)
+    for name in selected:
         if name not in cases:
             raise SystemExit(f"There is no case '{name}'; choose among {', '.join(cases)}.")
     options = {"lr": args.sft_lr, "num_test_tasks": args.test_tasks}
@@ -409,7 +409,7 @@ def main() -> None:
         return
     flags = {"lr": "--sft-lr", "num_test_tasks": "--test-tasks"}
     words = [word for key, value in changed.items() for word in (flags[key], str(value))]
-    record = run_cases(wanted, args.out, args.seed, args.minutes, args.tiny, [*words, *args.extra], args.pack)
+    record = run_cases(selected, args.out, args.seed, args.minutes, args.tiny, [*words, *args.extra], args.pack)
     if not args.tiny and all(row["finished"] for row in record["cases"].values()):
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
     if record["errors"]:

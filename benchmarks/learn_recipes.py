@@ -68,7 +68,7 @@ SFT_PLANS = {
 
 
 def sft_plan(name: str, times: int) -> SFTPlan:
-    """The plan of a recipe's SFT with so many times its demonstrations; ten times as many get a tenth of the epochs."""
+    """The plan of a recipe's SFT with a multiple of its demonstrations; ten times as many get a tenth of the epochs."""
     plan = SFT_PLANS[name]
     return replace(plan, demonstrations=times * plan.demonstrations, epochs=max(4, plan.epochs // times))
 

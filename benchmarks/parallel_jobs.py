@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -35,3 +38,47 @@ def run_phases(script: str, phases: Sequence[Sequence[Sequence[str]]], jobs: int
     for phase in phases:
         with ThreadPoolExecutor(jobs) as pool:
             list(pool.map(run, phase))
+
+
+STOP_SECONDS = 20.0
+"""Time to write a checkpoint after SIGTERM."""
+
+
+class TimedProcesses:
+    """Runs the cases of a benchmark in processes of their own, all of which are stopped at a deadline."""
+
+    def __init__(self, script: str, jobs: int, minutes: float, logs: Path) -> None:
+        """`jobs` is the number of processes at a time, and of cores; `minutes` are counted from now."""
+        self.script, self.jobs, self.logs = script, jobs, logs
+        self.deadline = time.monotonic() + 60 * minutes
+
+    def run(self, cases: Mapping[str, Sequence[str]]) -> None:
+        """Run `python script ARGUMENTS` for every case; fewer cases than cores have several threads each.
+
+        One that fails or is stopped does not end the others. What a process prints goes to `logs`/NAME.log.
+        """
+        self.logs.mkdir(parents=True, exist_ok=True)
+        threads = max(1, self.jobs // max(1, len(cases)))
+        with ThreadPoolExecutor(self.jobs) as pool:
+            list(pool.map(lambda case: self._run(case[0], case[1], threads), cases.items()))
+
+    def _run(self, name: str, arguments: Sequence[str], threads: int) -> None:
+        left = self.deadline - time.monotonic()
+        if left <= 0:
+            return
+        started, environment = time.monotonic(), os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
+        with (self.logs / f"{name}.log").open("ab") as log:
+            process = subprocess.Popen(
+                [sys.executable, self.script, *arguments], stdout=log, stderr=subprocess.STDOUT, env=environment
+            )
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(left)
+            if stopped := process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                try:
+                    process.wait(STOP_SECONDS)
+                except subprocess.TimeoutExpired:
+                    process.kill()
+                    process.wait()
+        ending = "stopped" if stopped else f"ended with {process.returncode}"
+        print(f"{name}: {ending} after {(time.monotonic() - started) / 60:.1f} min", flush=True)

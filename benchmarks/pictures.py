@@ -80,7 +80,7 @@ def record(columns: int, rows: int, out: Path, command: Sequence[str]) -> int:
     if child == 0:
         os.execvp(command[0], list(command))
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
-    decode, begun = codecs.getincrementaldecoder("utf-8")("replace").decode, time.monotonic()
+    decode, started = codecs.getincrementaldecoder("utf-8")("replace").decode, time.monotonic()
     with out.open("w") as file:
         file.write(json.dumps({"version": 2, "width": columns, "height": rows}) + "\n")
         while True:
@@ -90,7 +90,7 @@ def record(columns: int, rows: int, out: Path, command: Sequence[str]) -> int:
                 break
             if not piece:
                 break
-            file.write(json.dumps([time.monotonic() - begun, "o", decode(piece)]) + "\n")
+            file.write(json.dumps([time.monotonic() - started, "o", decode(piece)]) + "\n")
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
@@ -140,20 +140,20 @@ def terminal_picture(cast: Path, out: Path) -> None:
     screens = list(frames(cast))
     columns, rows = len(screens[0][1][0]), len(screens[0][1])
     width, height = round(2 * MARGIN + columns * CELL_WIDTH), 2 * MARGIN + rows * LINE_HEIGHT
-    known: dict[str, int] = {}
+    terms: dict[str, int] = {}
     strips, times = [], []
     for index, (at, screen) in enumerate(screens):
         times.append(at)
         for row, cells in enumerate(screen):
             line = line_svg(cells)
             if line:
-                number = known.setdefault(line, len(known))
+                number = terms.setdefault(line, len(terms))
                 strips.append(f'<use href="#l{number}" y="{index * height + MARGIN + (row + 0.8) * LINE_HEIGHT:.0f}"/>')
     total, last = times[-1] + LAST_FRAME_SECONDS, (len(screens) - 1) * height
     moves = "".join(
         f"{100 * at / total:.3f}%{{transform:translateY(-{index * height}px)}}" for index, at in enumerate(times)
     )
-    lines = "".join(f'<g id="l{number}">{line}</g>' for line, number in known.items())
+    lines = "".join(f'<g id="l{number}">{line}</g>' for line, number in terms.items())
     out.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" aria-label="A recorded terminal"><style>@keyframes roll{{{moves}}}'

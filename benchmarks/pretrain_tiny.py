@@ -154,11 +154,11 @@ def positions(document: torch.Tensor) -> torch.Tensor:
     return index - torch.where(new, index, 0).cummax(dim=1).values
 
 
-def loss_sum(model: Any, ids: torch.Tensor, bias: torch.Tensor, place: torch.Tensor, targets: torch.Tensor) -> Any:
+def loss_sum(model: Any, ids: torch.Tensor, bias: torch.Tensor, positions: torch.Tensor, targets: torch.Tensor) -> Any:
     """The summed cross-entropy of the targets that are not -100."""
     device = ids.device.type
     with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        logits = model(input_ids=ids, attention_mask=bias, position_ids=place, use_cache=False).logits
+        logits = model(input_ids=ids, attention_mask=bias, position_ids=positions, use_cache=False).logits
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-100, reduction="sum")
 
 
@@ -166,8 +166,8 @@ def padded_loss_sum(model: Any, rows: torch.Tensor) -> torch.Tensor:
     """The summed cross-entropy of one document per row; the output layer computes only the trained tokens."""
     ids, _, trained = rows.unbind(1)
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[:, :-1]
-    wanted = trained[:, 1:] > 0
-    return F.cross_entropy(model.lm_head(hidden[wanted]), ids[:, 1:][wanted], reduction="sum")
+    trained_mask = trained[:, 1:] > 0
+    return F.cross_entropy(model.lm_head(hidden[trained_mask]), ids[:, 1:][trained_mask], reduction="sum")
 
 
 def prepare(rows: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
@@ -274,7 +274,7 @@ def accuracies(model: Any, device: str, count: int, kinds: Sequence[str] = tuple
     results = {}
     for kind in kinds:
         stream = data.documents(tokenizer, HELD_OUT_SEED, ROW_TOKENS, [kind])
-        whole, right, num_tokens, num_prompt = 0, 0, 0, 0
+        num_exact, right, num_tokens, num_prompt = 0, 0, 0, 0
         for first in range(0, count, 64):
             items = sorted((next(stream) for _ in range(min(64, count - first))), key=lambda item: len(item.ids))
             ids = torch.zeros(len(items), len(items[-1].ids), dtype=torch.long)
@@ -284,12 +284,12 @@ def accuracies(model: Any, device: str, count: int, kinds: Sequence[str] = tuple
             for row, item in enumerate(items):
                 span = slice(item.answer_start, len(item.ids) - 1)  # without the line break after <|im_end|>
                 same = guesses[row, span.start - 1 : span.stop - 1] == ids[row, span]
-                whole += int(same.all())
+                num_exact += int(same.all())
                 right += int(same.sum())
                 num_tokens += len(same)
                 num_prompt += item.answer_start
-        results[kind] = {"whole_answers": whole / count, "tokens": right / num_tokens, "prompt": num_prompt / count}
-        print(f"{kind:18} whole answers {whole / count:.3f}  tokens {right / num_tokens:.4f}  "
+        results[kind] = {"whole_answers": num_exact / count, "tokens": right / num_tokens, "prompt": num_prompt / count}
+        print(f"{kind:18} whole answers {num_exact / count:.3f}  tokens {right / num_tokens:.4f}  "
               f"mean prompt {num_prompt / count:.0f}", flush=True)  # fmt: skip
     return results
 

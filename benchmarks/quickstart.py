@@ -74,10 +74,10 @@ def summary_of(folder: Path, case: str) -> dict[str, Any] | None:
 
 def best_variant(folder: Path) -> str:
     """The SFT variant with the highest validation of all; of equal ones, the first."""
-    found = {case: summary for case in SFT_VARIANTS if (summary := summary_of(folder, case)) is not None}
-    if not found:
+    summaries = {case: summary for case in SFT_VARIANTS if (summary := summary_of(folder, case)) is not None}
+    if not summaries:
         raise UserError(f"'{folder}' has no finished SFT case to train from; run those first: --cases {CASES[0]}")
-    return max(found, key=lambda case: max(found[case]["sft_validations"]))
+    return max(summaries, key=lambda case: max(summaries[case]["sft_validations"]))
 
 
 async def run_case(folder: Path, seed: int, case: str) -> None:
@@ -105,20 +105,20 @@ def table(out: Path, seeds: Sequence[int]) -> Iterator[str]:
     yield f"| case | {' | '.join(f'seed {seed}' for seed in seeds)} |"
     yield "|---|" + "---|" * len(seeds)
     for case in CASES:
-        found = {seed: summary_of(out / f"seed-{seed}", case) for seed in seeds}
-        if not any(found.values()):
+        summaries = {seed: summary_of(out / f"seed-{seed}", case) for seed in seeds}
+        if not any(summaries.values()):
             continue
         policy = "rl" if case == RL_CASE else "sft"
-        yield f"| {case} | {' | '.join(cell(s, policy) if s else '' for s in found.values())} |"
+        yield f"| {case} | {' | '.join(cell(s, policy) if s else '' for s in summaries.values())} |"
         if case == RL_CASE:
             gains = [
                 f"{100 * s['difference']:+.1f} [{100 * s['difference_low']:.1f}, {100 * s['difference_high']:.1f}], "
                 f"p = {s['p_value']:.1g}, from {s['sft_variant']}" if s else ""
-                for s in found.values()
+                for s in summaries.values()
             ]  # fmt: skip
             yield f"| RL − SFT, points | {' | '.join(gains)} |"
         else:
-            rates = [" ".join(f"{100 * v:.0f}" for v in s["sft_validations"]) if s else "" for s in found.values()]
+            rates = [" ".join(f"{100 * v:.0f}" for v in s["sft_validations"]) if s else "" for s in summaries.values()]
             yield f"| · validations | {' | '.join(rates)} |"
 
 

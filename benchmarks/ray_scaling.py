@@ -92,10 +92,10 @@ CASES: dict[str, tuple[Any, tuple[int, int], str]] = {
 """By case: the command, the two numbers of workers, and the time that is compared."""
 
 
-def run(case: str, folder: Path, number: int, steps: int, num_workers: int) -> list[float]:
+def run(case: str, folder: Path, repeat: int, steps: int, num_workers: int) -> list[float]:
     """Train once; returns the times of all steps but the first."""
     make, _, metric = CASES[case]
-    name = f"{case}-{num_workers}-{number}"
+    name = f"{case}-{num_workers}-{repeat}"
     env = {
         **os.environ, "RAY_ADDRESS": "local",
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}",
@@ -110,13 +110,13 @@ def run(case: str, folder: Path, number: int, steps: int, num_workers: int) -> l
 def measure(case: str, folder: Path, steps: int, repeats: int) -> dict[str, Any]:
     """Both numbers of workers in turn; their medians, and the ratio."""
     numbers = CASES[case][1]
-    times: dict[int, list[float]] = {number: [] for number in numbers}
+    times: dict[int, list[float]] = {num_workers: [] for num_workers in numbers}
     for repeat in range(repeats):
-        for number in numbers if repeat % 2 == 0 else reversed(numbers):
-            times[number] += run(case, folder, repeat, steps, number)
-    first, second = (statistics.median(times[number]) for number in numbers)
-    result = {"median_seconds": {str(number): statistics.median(times[number]) for number in numbers}}
-    seconds = {str(number): [round(one, 4) for one in times[number]] for number in numbers}
+        for num_workers in numbers if repeat % 2 == 0 else reversed(numbers):
+            times[num_workers] += run(case, folder, repeat, steps, num_workers)
+    first, second = (statistics.median(times[num_workers]) for num_workers in numbers)
+    result = {"median_seconds": {str(num_workers): statistics.median(times[num_workers]) for num_workers in numbers}}
+    seconds = {str(num_workers): [round(one, 4) for one in times[num_workers]] for num_workers in numbers}
     if case == "overhead":
         ratio = second / first - 1
         return {**result, "overhead": ratio, "within_limit": ratio <= OVERHEAD_LIMIT, "seconds": seconds}

@@ -87,11 +87,11 @@ def _turn(index: int, seed: int) -> Turn:
 def make_runs(top: Path, episodes: int) -> int:
     """Two collections of the same tasks, and trainings; returns the bytes of all episodes."""
     rng, size = random.Random(0), 0
-    for number in range(episodes):
-        data = encode_episode(episode(number // 2, rng))
-        run = top / f"collect-{number % 2}"
+    for index in range(episodes):
+        data = encode_episode(episode(index // 2, rng))
+        run = top / f"collect-{index % 2}"
         run.mkdir(parents=True, exist_ok=True)
-        store.episode_path(run, f"bench-{number // 2 // ATTEMPTS}", number // 2 % ATTEMPTS).write_bytes(data)
+        store.episode_path(run, f"bench-{index // 2 // ATTEMPTS}", index // 2 % ATTEMPTS).write_bytes(data)
         size += len(data)
     return size
 
@@ -104,10 +104,10 @@ def row(step: int) -> dict[str, float]:
 
 
 def measure_report(top: Path, page: Path) -> dict[str, float]:
-    begun, before = time.monotonic(), children_seconds()
+    started, before = time.monotonic(), children_seconds()
     done = subprocess.run([sys.executable, "-m", "practicum.cli", "report", str(top), "-o", str(page)], check=True,
                           stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)  # fmt: skip
-    seconds = time.monotonic() - begun
+    seconds = time.monotonic() - started
     print(done.stdout.strip())
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
     used = children_seconds() - before
@@ -121,23 +121,23 @@ def measure_report(top: Path, page: Path) -> dict[str, float]:
 
 def measure_opening(browser: Browser, page: Path) -> dict[str, float]:
     seen, session = new_page(browser)
-    begun = time.monotonic()
+    started = time.monotonic()
     seen.goto(page.as_uri())
     seen.wait_for_selector("#samples")
-    opened, worked = time.monotonic() - begun, thread_seconds(session)
+    opened, worked = time.monotonic() - started, thread_seconds(session)
     seen.keyboard.press("2")
     seen.wait_for_selector(".list .row")
-    begun, before = time.monotonic(), thread_seconds(session)
+    started, before = time.monotonic(), thread_seconds(session)
     seen.fill("#search", "bench-77 success")
     becomes(seen, f"/ of [^…]*$/.test({COUNT})")
-    filtered, searched = time.monotonic() - begun, thread_seconds(session) - before
+    filtered, searched = time.monotonic() - started, thread_seconds(session) - before
     seen.fill("#search", "number 77? 3")  # a word of the replies
     becomes(seen, f"/ of [^…]*$/.test({COUNT})")
-    begun = time.monotonic()
+    started = time.monotonic()
     seen.keyboard.press("ArrowDown")
     seen.wait_for_selector(".turn, .note")
     result = {"report_open_seconds": opened, "report_open_cpu_seconds": worked, "filter_seconds": filtered,
-              "filter_cpu_seconds": searched, "episode_seconds": time.monotonic() - begun}  # fmt: skip
+              "filter_cpu_seconds": searched, "episode_seconds": time.monotonic() - started}  # fmt: skip
     seen.close()
     return result
 
@@ -149,24 +149,24 @@ def measure_live(browser: Browser, top: Path) -> dict[str, Any]:
         assert server.stdout is not None
         address = server.stdout.readline().split()[0]
         page, session = new_page(browser)
-        begun, before = time.monotonic(), cpu(server.pid)
+        started, before = time.monotonic(), cpu(server.pid)
         page.goto(address)
         paint = page.evaluate(PAINT)
         painted = thread_seconds(session) + cpu(server.pid) - before
         page.wait_for_selector(".run")
-        runs = time.monotonic() - begun
+        runs = time.monotonic() - started
         files = [MetricsFile(top / f"training-{n}" / "metrics.jsonl") for n in range(TRAININGS)]
         waits = busy_latencies(page, address, files)
-        found = {"live_first_paint_seconds": paint / 1000, "live_first_paint_cpu_seconds": painted,
+        figures = {"live_first_paint_seconds": paint / 1000, "live_first_paint_cpu_seconds": painted,
                  "live_runs_seconds": runs,
                  "live_answer_ms_while_reading": 1000 * statistics.median(waits),
                  "live_slowest_answer_ms": 1000 * max(waits)}  # fmt: skip
         until_read(address)
-        found["live_all_read_seconds"] = time.monotonic() - begun
-        found["live_server_mib"] = memory(server.pid)
+        figures["live_all_read_seconds"] = time.monotonic() - started
+        figures["live_server_mib"] = memory(server.pid)
         for file in files:
             file.close()
-        return found | step_costs(page, server.pid, top)
+        return figures | step_costs(page, server.pid, top)
     finally:
         server.terminate()
         server.wait(10)
@@ -178,9 +178,9 @@ def busy_latencies(page: Page, address: str, files: list[MetricsFile]) -> list[f
     for turn in range(20):
         for file in files:
             file.write(turn + 1, row(turn + 1))
-        begun = time.monotonic()
+        started = time.monotonic()
         get(f"{address}api/runs")
-        waits.append(time.monotonic() - begun)
+        waits.append(time.monotonic() - started)
         time.sleep(0.5)
     page.wait_for_selector("[data-metric='reward/mean'] path.line")
     return waits
@@ -219,8 +219,8 @@ def new_page(browser: Browser) -> tuple[Page, Any]:
 
 
 def thread_seconds(session: Any) -> float:
-    found = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
-    return float(found["TaskDuration"])
+    figures = {m["name"]: m["value"] for m in session.send("Performance.getMetrics")["metrics"]}
+    return float(figures["TaskDuration"])
 
 
 def children_seconds() -> float:
@@ -235,7 +235,7 @@ def cpu(pid: int) -> float:
 
 def step_costs(page: Page, pid: int, top: Path) -> dict[str, float]:
     """CPU of the server and script time of the page for one more step, of a short run and of a long one."""
-    found = {}
+    figures = {}
     for length in (500, 20_000):
         name = f"length-{length}"
         path = top / name / "metrics.jsonl"
@@ -261,9 +261,9 @@ def step_costs(page: Page, pid: int, top: Path) -> dict[str, float]:
                 file.flush()
                 time.sleep(0.25)
         becomes(page, f"[...document.querySelectorAll('.run')].some(c => c.innerText.includes('step {length + idle}'))")
-        found[f"server_ms_a_step_at_{length}"] = 1000 * (cpu(pid) - before[0]) / idle
-        found[f"page_ms_a_step_at_{length}"] = 1000 * (thread_seconds(session) - before[1]) / idle
-    return found
+        figures[f"server_ms_a_step_at_{length}"] = 1000 * (cpu(pid) - before[0]) / idle
+        figures[f"page_ms_a_step_at_{length}"] = 1000 * (thread_seconds(session) - before[1]) / idle
+    return figures
 
 
 def main() -> None:
@@ -275,14 +275,14 @@ def main() -> None:
         top = args.keep or Path(scratch) / "runs"
         size = make_runs(top, args.episodes)
         print(f"{args.episodes} episodes, {size / 1e6:.0f} MB")
-        found: dict[str, Any] = {"episodes": args.episodes, "megabytes": size / 1e6}
+        figures: dict[str, Any] = {"episodes": args.episodes, "megabytes": size / 1e6}
         page = Path(scratch) / "report.html"
-        found |= measure_report(top, page)
+        figures |= measure_report(top, page)
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
-        found |= measure_opening(browser, page)
-        found |= measure_live(browser, top)
+        figures |= measure_opening(browser, page)
+        figures |= measure_live(browser, top)
         browser.close()
-    for name, value in found.items():
+    for name, value in figures.items():
         print(f"{name:<32} {value:10.3f}")
 
 

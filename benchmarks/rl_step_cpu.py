@@ -383,10 +383,10 @@ def table(results: Sequence[dict[str, Any]]) -> str:
         for peer, ratio in result["ratios"].items():
             both = [f"{result['seconds'][n]:.2f} ({result['rollout seconds'][n]:.2f})" for n in ("practicum", peer)]
             peaks = " / ".join(f"{result['peak MiB'][name]:.0f}" for name in ("practicum", peer))
-            cpu_started = result["processor seconds"][peer] / result["processor seconds"]["practicum"]
+            cpu_ratio = result["processor seconds"][peer] / result["processor seconds"]["practicum"]
             variant = "as it comes" if peer.endswith("comes") else "tuned"
             lines.append(
-                f"| {result['case']} | {both[0]} | {variant}: {both[1]} | {ratio:.2f} | {cpu_started:.2f} | {peaks} |"
+                f"| {result['case']} | {both[0]} | {variant}: {both[1]} | {ratio:.2f} | {cpu_ratio:.2f} | {peaks} |"
             )
     return "\n".join(lines)
 

@@ -3,8 +3,9 @@
     python benchmarks/rubric.py [--seeds 0] [--cases learn,more-demonstrations,planted,probes] [--jobs 2]
 
 `learn`: SFT on 30 of the expert's dialogues of the training families until it gets no better (the best validation on
-other families is kept), then GRPO by `recipe=rubric`. All policies are evaluated on the same tasks of four families of
-which no workflow was seen, and compared in pairs. `more-demonstrations`: SFT alone on ten times the dialogues.
+other families is kept), then GRPO by `recipe=rubric`, then SFT on its own replies, so that it keeps their form.
+All policies are evaluated on the same tasks of four families of which no workflow was seen, and compared in pairs.
+`more-demonstrations`: SFT alone on ten times the dialogues.
 `planted`: training on a judge that can be flattered must be stopped by the held-out judge. `probes`: what rubrics that
 judge nothing earn. The other cases (`PLANS`) are `learn` with other settings.
 
@@ -51,12 +52,13 @@ from practicum.rollout import run_episodes
 from practicum.training import build
 from practicum.training.sft import SFTSettings, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Trajectory, plan_attempts
+from practicum.trajectory import Outcome, Trajectory, plan_attempts
 
 MAX_TOKENS = 64
 METRICS = ("agreement", "spearman", "l1", "l2", "precision_at_3", "coverage", "questions", "num_rules", "valid")
 PROBES = ("expert", "constant", "keywords", "generic", "opposite", "flatterer", "random")
 FORM: dict[str, Any] = {"type": "regex", "regex": SHORT_REPLIES}
+OWN_FORM = "GRPO, then its own form"
 MIN_VALIDITY = 0.5
 """Share of valid rubrics that SFT must reach before RL begins."""
 BEST_OF, BEST_OF_TASKS = 8, 60
@@ -73,6 +75,9 @@ class Plan:
     check_every: int = 40
     steps: int = 120
     tasks: int = 240
+    form_lr: float = 3e-4
+    imitated: int = 400
+    """Training tasks whose replies under constrained decoding the model imitates after RL, without the constraint."""
     keys: tuple[str, ...] = ()
 
 
@@ -127,8 +132,18 @@ def gains(panel: Panel, results: dict[str, EvalResult]) -> dict[str, Any]:
         by_family[family[row.task]].append(row.env_metrics["agreement"] - before[row.task])
     return {
         "differences": {d.name: [d.difference, d.interval.low, d.interval.high, d.p_value] for d in deltas},
+        **own_form_gain(results),
         "families": {name: statistics.fmean(values) for name, values in by_family.items()},
     }
+
+
+def own_form_gain(results: dict[str, EvalResult]) -> dict[str, Any]:
+    """The difference in agreement between SFT and the model that has imitated its own form."""
+    if OWN_FORM not in results:
+        return {}
+    deltas = {delta.name: delta for delta in compare_pair(results["SFT"], results[OWN_FORM]).deltas}
+    mean = deltas["Mean agreement"]
+    return {"own form - SFT": [mean.difference, mean.interval.low, mean.interval.high, mean.p_value]}
 
 
 async def demonstrations(policy: TrainablePolicy, count: int, seed: int) -> list[Trajectory]:
@@ -153,6 +168,24 @@ async def train_start(policy: TrainablePolicy, plan: Plan, folder: Path, seed: i
         return result
 
     await train_sft(policy, shown, settings, folder / "sft", evaluate=evaluate, say=lambda text: None)
+
+
+async def train_form(policy: TrainablePolicy, plan: Plan, folder: Path, seed: int) -> None:
+    """SFT on the model's own replies under constrained decoding, so that it keeps the form by itself.
+
+    RL computes log-probs over the tokens that the form allows, so nothing holds down the others.
+    """
+    planned = plan_attempts(environment().tasks("train", plan.imitated, seed + 2), 1, seed)
+    episodes = await policy.roll_out(planned, environment, agent(0.0))
+    own = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
+    say("imitated", {"episodes": len(own)})
+    if not own:
+        return
+    settings = SFTSettings(
+        num_epochs=2, batch_size=16, gradient_accumulation_steps=1, learning_rate=plan.form_lr, warmup_steps=5,
+        scheduler_type="cosine", seed=seed,
+    )  # fmt: skip
+    await train_sft(policy, own, settings, folder / "form", say=lambda text: None)
 
 
 def rl_config(folder: Path, start: str, plan: Plan, seed: int, *keys: str) -> Any:
@@ -203,6 +236,9 @@ async def learn(plan: Plan, folder: Path, seed: int, model: str) -> dict[str, An
         try:
             await run.train()
             await evaluate("GRPO", run.policy)
+            if plan.imitated:
+                await train_form(run.policy, plan, folder, seed)
+                await evaluate(OWN_FORM, run.policy)
         finally:
             await run.policy.close()
     return {
@@ -278,8 +314,9 @@ def read_results(out: Path, cases: Sequence[str], seeds: Sequence[str]) -> dict[
 
 
 def print_table(results: dict[str, Any]) -> None:
-    print("| case | demonstrations | untrained | SFT | SFT, best of 8 | GRPO | GRPO − SFT [95 %] | p | questions |")
-    print("|---|---|---|---|---|---|---|---|---|")
+    """Questions, and the share of valid rubrics without constrained decoding, are after SFT, GRPO and its own form."""
+    columns = ("case", "demonstrations", "untrained", "SFT", "SFT, best of 8", "GRPO", "GRPO − SFT [95 %]", "p")
+    print(f"| {' | '.join((*columns, 'questions', 'valid'))} |\n|{'---|' * (len(columns) + 2)}")
     for label, result in results.items():
         if "policies" in result:
             print(f"| {label} | {' | '.join(cells(result))} |")
@@ -296,11 +333,20 @@ def cells(result: dict[str, Any]) -> list[str]:
     rows = result["policies"]
     agreement = {name: f"{row['agreement']:.3f}" for name, row in rows.items()}
     start = [str(result["demonstrations"]), agreement["untrained"], agreement["SFT"], f"{result['SFT best of 8']:.3f}"]
-    questions = " → ".join(f"{row['questions']:.2f}" for name, row in rows.items() if name != "untrained")
+    names = [name for name in rows if name != "untrained"]
+    questions = " → ".join(f"{rows[name]['questions']:.2f}" for name in names)
+    free = " → ".join(f"{100 * result['valid unconstrained'][name]:.0f} %" for name in names)
     if "GRPO" not in rows:
-        return [*start, "", "", "", questions]
+        return [*start, "", "", "", questions, free]
     difference, low, high, p_value = result["differences"]["Mean agreement"]
-    return [*start, agreement["GRPO"], f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]", f"{p_value:.1g}", questions]
+    return [
+        *start,
+        agreement["GRPO"],
+        f"{difference:+.3f} [{low:+.3f}, {high:+.3f}]",
+        f"{p_value:.1g}",
+        questions,
+        free,
+    ]
 
 
 def main() -> None:

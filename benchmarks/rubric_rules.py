@@ -63,11 +63,11 @@ Episodes = list[tuple[RubricCase, list[CodeRule]]]
 async def make_episodes(count: int, num_rules: int, expert: bool) -> Episodes:
     """Return workflows with rules of which no two are the same."""
     episodes: Episodes = []
-    for number, task in enumerate(RubricEnvironment().tasks("train", count, 0)):
+    for index, task in enumerate(RubricEnvironment().tasks("train", count, 0)):
         case = await case_of_task(task)
         menu = [rule for rule in case.ground_truth.all_rules if isinstance(rule, MenuRule)]
         sources = [str(code_rule(rule)["code"]) for rule in menu] if expert else WRITTEN
-        codes = [f"{sources[i % len(sources)]}\n# {number} {i}" for i in range(num_rules)]
+        codes = [f"{sources[i % len(sources)]}\n# {index} {i}" for i in range(num_rules)]
         episodes.append((case, [CodeRule(code=code) for code in codes]))
     return episodes
 

@@ -2,6 +2,7 @@
 
     python benchmarks/serve.py [--model tiny] [--clients 64] [--out benchmarks/results/serve.json]
     python benchmarks/serve.py --model smollm2 --llama-python PYTHON      # an environment with `pip install xllamacpp`
+    python benchmarks/serve.py --model smollm2 --device cuda --clients 256
 
 The same requests (prompts as ids, replies of log-uniform length) go to the engine in one batch, and then to a server in
 a process of its own, one client each, not streamed and streamed. Clients run in this process, so on few cores they take
@@ -27,6 +28,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,12 +42,14 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
 from practicum.models import loader
 from practicum.models.decoder import Decoder
+from practicum.models.loader import Device
 from practicum.policy import NO_TASK
 
 LONGEST = {"tiny": 384}
 DEFAULT_LONGEST = 64
 LONGEST_PROMPT = {"tiny": 150}
 DEFAULT_LONGEST_PROMPT = 60
+CPU = Device()
 LLAMA_SERVER = Path(__file__).with_name("llama_server.py")
 
 
@@ -62,33 +66,42 @@ class Rate(NamedTuple):
         }
 
 
-def make_requests(model: str, count: int, seed: int) -> list[Request]:
+def make_requests(model: str, count: int, seed: int, longest: int | None = None) -> list[Request]:
     rng = random.Random(seed)
-    longest, made = LONGEST.get(model, DEFAULT_LONGEST), []
-    for number in range(count):
+    longest, requests = longest or LONGEST.get(model, DEFAULT_LONGEST), []
+    for index in range(count):
         prompt = tuple(
             rng.randrange(300, 700) for _ in range(rng.randint(20, LONGEST_PROMPT.get(model, DEFAULT_LONGEST_PROMPT)))
         )
         length = round(math.exp(rng.uniform(math.log(4), math.log(longest))))
-        made.append(Request(prompt, Sampling(max_tokens=length, seed=number), NO_TASK, Observation(), ()))
-    return made
+        requests.append(Request(prompt, Sampling(max_tokens=length, seed=index), NO_TASK, Observation(), ()))
+    return requests
 
 
-def engine_replies(model: str, requests: list[Request]) -> tuple[Rate, list[tuple[int, str]]]:
+def engine_replies(
+    model: str, requests: list[Request], device: Device = CPU, batch: int = 64
+) -> tuple[Rate, list[tuple[int, str]]]:
     """The rate of one batch, and each reply's number of tokens and text."""
-    loaded = loader.load(model)
+    loaded = loader.load(model, device.dtype, device.device)
     renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
-    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=64)
+    engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=batch)
 
     async def run() -> tuple[Rate, list[tuple[int, str]]]:
-        await asyncio.gather(*(engine.generate(request) for request in requests[:8]))  # warm
-        begun, used = time.perf_counter(), time.process_time()
+        await asyncio.gather(*(engine.generate(request) for request in warm_up(requests, device)))
+        started, used = time.perf_counter(), time.process_time()
         replies = await asyncio.gather(*(engine.generate(request) for request in requests))
-        took = Rate(time.perf_counter() - begun, time.process_time() - used)
+        took = Rate(time.perf_counter() - started, time.process_time() - used)
         await engine.close()
         return took, [(len(reply.ids), renderer.decode(reply.ids)) for reply in replies]
 
     return asyncio.run(run())
+
+
+def warm_up(requests: list[Request], device: Device) -> list[Request]:
+    """What is asked before anything is timed; on a GPU as many as later, so that its graphs are there."""
+    if not device.on_gpu:
+        return requests[:8]
+    return [replace(one, ids=one.ids[::-1]) for one in requests]
 
 
 class Server:
@@ -100,9 +113,9 @@ class Server:
         self.url = self.process.stdout.readline().split()[0]
 
     @classmethod
-    def of_model(cls, model: str, *options: str) -> Server:
-        """`practicum serve`, with 64 replies at once."""
-        command = ("serve", model, "--port", "0", "--max-num-seqs", "64", *options)
+    def of_model(cls, model: str, *options: str, batch: int = 64) -> Server:
+        """`practicum serve`, with so many replies at once."""
+        command = ("serve", model, "--port", "0", "--max-num-seqs", str(batch), *options)
         return cls(sys.executable, "-m", "practicum.cli", *command)
 
     def memory(self) -> int:
@@ -134,7 +147,7 @@ async def ask(
     if not stream:
         answer = await client.post("completions", json=body(model, request, False))
         return answer.json()["choices"][0]["text"], None
-    text, first, begun, ends = "", None, time.perf_counter(), 0
+    text, first, started, ends = "", None, time.perf_counter(), 0
     async with client.stream("POST", "completions", json=body(model, request, True)) as answer:
         answer.raise_for_status()
         async for line in answer.aiter_lines():
@@ -142,7 +155,7 @@ async def ask(
                 ends += 1
             elif line.startswith("data: "):
                 if first is None:
-                    first = time.perf_counter() - begun
+                    first = time.perf_counter() - started
                     on_first()
                 text += json.loads(line[6:])["choices"][0]["text"]
     assert ends == 1, f"the stream ended {ends} times"
@@ -154,13 +167,14 @@ def open_client(url: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(base_url=f"{url}/", timeout=600, limits=limits)
 
 
-async def rate(server: Server, model: str, requests: list[Request], texts: list[str], stream: bool) -> Rate:
+async def rate(server: Server, model: str, requests: list[Request], texts: list[str] | None, stream: bool) -> Rate:
+    """How long a server takes; its replies must be these texts, where they are given."""
     used = server.processor_seconds()
     async with open_client(server.url) as client:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         answers = await asyncio.gather(*(ask(client, model, request, stream) for request in requests))
-        seconds = time.perf_counter() - begun
-    assert [text for text, _ in answers] == texts, "a served reply is not the engine's"
+        seconds = time.perf_counter() - started
+    assert texts is None or [text for text, _ in answers] == texts, "a served reply is not the engine's"
     return Rate(seconds, server.processor_seconds() - used)
 
 
@@ -174,9 +188,9 @@ async def llama_rate(server: Server, requests: list[Request]) -> tuple[Rate, int
 
     used = server.processor_seconds()
     async with open_client(server.url) as client:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         counts = await asyncio.gather(*(ask_llama(client, request) for request in requests))
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     return Rate(seconds, server.processor_seconds() - used), sum(counts)
 
 
@@ -184,20 +198,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="tiny")
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--longest", type=int, help="tokens of the longest reply")
     parser.add_argument("--llama-python", type=Path, help="Python with xllamacpp, for --model smollm2")
     parser.add_argument("--threads", type=int, default=2, help="of llama.cpp; ours are OMP_NUM_THREADS")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    requests = make_requests(args.model, args.clients, 1)
-    own, replies = engine_replies(args.model, requests)
+    requests = make_requests(args.model, args.clients, 1, args.longest)
+    device, batch = loader.resolve_device(args.device), max(64, args.clients)
+    own, replies = engine_replies(args.model, requests, device, batch)
     tokens, texts = sum(count for count, _ in replies), [text for _, text in replies]
     machine = {"torch": torch.__version__, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
                "python": platform.python_version(), "load": round(os.getloadavg()[0], 1)}  # fmt: skip
+    if device.on_gpu:
+        machine |= {"gpu": torch.cuda.get_device_name(), "dtype": device.dtype_name}
     result: dict[str, Any] = {"model": args.model, "clients": args.clients, "tokens": tokens, "machine": machine}
     result |= own.figures("engine", tokens)
-    server = Server.of_model(args.model)
+    server = Server.of_model(args.model, "--device", args.device, batch=batch)
     try:
-        asyncio.run(rate(server, args.model, requests[:8], texts[:8], False))  # warm
+        asyncio.run(rate(server, args.model, warm_up(requests, device), None, False))
         for name, stream in (("served", False), ("streamed", True)):
             took = asyncio.run(rate(server, args.model, requests, texts, stream))
             result |= took.figures(name, tokens)

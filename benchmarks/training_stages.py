@@ -294,12 +294,12 @@ def comparison_record(lower: EvalResult, higher: EvalResult) -> dict[str, Any]:
             "n": gain.num_tasks, "verdict": comparison.conclusion}  # fmt: skip
 
 
-def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
+def table(results_by_seed: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
     """Every policy with its interval, then every comparison, each seed's and all seeds' together."""
-    yield "| policy | " + " | ".join(f"seed {seed} [95 %]" for seed in found) + " |"
-    yield "|---|" + "---|" * len(found)
-    for name in next(iter(found.values())):
-        results = [stages[name] for stages in found.values()]
+    yield "| policy | " + " | ".join(f"seed {seed} [95 %]" for seed in results_by_seed) + " |"
+    yield "|---|" + "---|" * len(results_by_seed)
+    for name in next(iter(results_by_seed.values())):
+        results = [stages[name] for stages in results_by_seed.values()]
         pairs = ((r.success_rate, r.interval(LEVEL)) for r in results)
         cells = (
             f"{100 * rate:.1f} % [{100 * interval.low:.1f}, {100 * interval.high:.1f}]" for rate, interval in pairs
@@ -309,18 +309,22 @@ def table(found: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
     yield "| step | seed | lower | higher | difference, points [95 %] | p | verdict |"
     yield "|---|---|---|---|---|---|---|"
     for a, b in STEPS:
-        for seed, stages in found.items():
+        for seed, stages in results_by_seed.items():
             yield row(f"{a} → {b}", str(seed), stages[a], stages[b])
-        yield row(f"**{a} → {b}**", "all", *(pooled({seed: found[seed][name] for seed in found}) for name in (a, b)))
+        yield row(
+            f"**{a} → {b}**",
+            "all",
+            *(pooled({seed: results_by_seed[seed][name] for seed in results_by_seed}) for name in (a, b)),
+        )
 
 
-def seed_record(comparison: StageComparison, found: Mapping[str, EvalResult]) -> dict[str, Any]:
+def seed_record(comparison: StageComparison, results: Mapping[str, EvalResult]) -> dict[str, Any]:
     stages = comparison.records()
     figures = {name: value for stage in stages.values() for name, value in stage["figures"].items()}
     return {
         "panel": comparison.panel.hash,
-        "policies": {name: result.summary() for name, result in found.items()},
-        "comparisons": {f"{a} → {b}": comparison_record(found[a], found[b]) for a, b in STEPS},
+        "policies": {name: result.summary() for name, result in results.items()},
+        "comparisons": {f"{a} → {b}": comparison_record(results[a], results[b]) for a, b in STEPS},
         "minutes": {name: stage["minutes"] for name, stage in stages.items()},
         "cpu_minutes": {name: stage["cpu_minutes"] for name, stage in stages.items()},
         **figures,
@@ -347,10 +351,12 @@ async def main() -> None:
     if args.jobs > 1:
         run_phases(__file__, planned_phases(args.seeds.split(","), args.out), args.jobs, args.out / "logs")
     comparisons = {seed: StageComparison(args.out / f"seed-{seed}", seed) for seed in map(int, args.seeds.split(","))}
-    found: dict[int, dict[str, EvalResult]] = {}
+    results_by_seed: dict[int, dict[str, EvalResult]] = {}
     for seed, comparison in comparisons.items():
-        found[seed] = await comparison.run(args.stages.split(","))
-        scores = ", ".join(f"{name} {100 * result.success_rate:.1f} %" for name, result in found[seed].items())
+        results_by_seed[seed] = await comparison.run(args.stages.split(","))
+        scores = ", ".join(
+            f"{name} {100 * result.success_rate:.1f} %" for name, result in results_by_seed[seed].items()
+        )
         print(f"seed {seed}: {scores}", flush=True)
     if any(set(comparison.records()) != set(STAGES) for comparison in comparisons.values()):
         print("Not all stages are finished; the table comes when they are.")
@@ -358,15 +364,17 @@ async def main() -> None:
     record = {
         "budget": asdict(BUDGET),
         "held_out": HELD_OUT,
-        "seeds": {seed: seed_record(comparison, found[seed]) for seed, comparison in comparisons.items()},
+        "seeds": {seed: seed_record(comparison, results_by_seed[seed]) for seed, comparison in comparisons.items()},
         "pooled": {
-            f"{a} → {b}": comparison_record(*(pooled({s: found[s][name] for s in found}) for name in (a, b)))
+            f"{a} → {b}": comparison_record(
+                *(pooled({s: results_by_seed[s][name] for s in results_by_seed}) for name in (a, b))
+            )
             for a, b in STEPS
         },
     }
     write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
     print()
-    print("\n".join(table(found)))
+    print("\n".join(table(results_by_seed)))
     minutes = [sum(stage[k] for c in comparisons.values() for stage in c.records().values()) for k in CLOCKS]
     print(f"\n{minutes[0]:.1f} minutes in all, {minutes[1]:.1f} of processor time; figures in {args.results}")
 

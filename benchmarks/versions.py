@@ -75,22 +75,22 @@ def measure(version: Path, kind: str) -> None:
     trainer = RLTrainer(policy, source, settings)
     tasks = environment.tasks("train", EPISODES)
 
-    async def run(number: int) -> None:
+    async def run(index: int) -> None:
         make = source.make_environment
         if kind == "expert":
-            planned = plan_attempts(tasks, 1, number)
+            planned = plan_attempts(tasks, 1, index)
             await run_episodes(planned, make, Agent(max_turns=6), expert, policy.renderer, concurrency=64)
         elif kind == "sampled":
-            planned = plan_attempts(tasks[:TASKS], CHAINS, number)
+            planned = plan_attempts(tasks[:TASKS], CHAINS, index)
             policy.set_version(policy.version)
             await run_episodes(planned, make, agent, policy.engine, policy.renderer, concurrency=TASKS * CHAINS)
         else:
             policy.set_version(policy.version)
-            await trainer.step(number)
+            await trainer.step(index)
 
     async def serve() -> None:
-        for number in range(3):
-            await run(number)
+        for index in range(3):
+            await run(index)
         print("ready", flush=True)
         while line := await asyncio.to_thread(sys.stdin.readline):
             wall, cpu = time.perf_counter(), time.process_time()
@@ -117,9 +117,9 @@ class Side:
         assert self.process.stdout is not None
         return self.process.stdout.readline().strip()
 
-    def run(self, number: int) -> None:
+    def run(self, index: int) -> None:
         assert self.process.stdin is not None
-        print(number, file=self.process.stdin, flush=True)
+        print(index, file=self.process.stdin, flush=True)
         wall, cpu = json.loads(self._line())
         self.seconds.append((wall, cpu))
 

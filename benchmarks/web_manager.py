@@ -10,7 +10,7 @@ For each variant of the budget and each seed, all from the same model and the sa
   both         GRPO of both roles, with an adapter each over the guided model.
 All are evaluated, greedily, on the same multi-step tasks (level 3, no typing) of held-out templates, with the scripted
 manager as a bound beside them, and compared with the better worker alone by McNemar's mid-p test. Jobs are processes of
-one core each; run again, all continue where they stopped. Tune with `--split val`, then `--split test` once.
+their own; run again, all continue where they stopped. Tune with `--split val`, then `--split test` once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from parallel_jobs import run_phases
+from parallel_jobs import TimedProcesses
 from resumable_stages import run_command, run_stages
-from web_training import RESPONSE_FORMAT, comparison_record, score, template_rates, template_table
+from web_training import RESPONSE_FORMAT, comparison_record, read_budget, score, template_rates, template_table
 
 from practicum.data.run_folder import write_atomic
 from practicum.evaluation.panel import read_panel
@@ -71,6 +72,10 @@ class Budget:
     adapter_lr: float = 5e-4
     adapter_rank: int = 16
     reward: str = "success"
+    validation: int = 60
+    """Multi-step tasks of the validation templates on which every training by GRPO is evaluated; the best is kept."""
+    validations: int = 4
+    """Of them after the first step, the same number of steps apart."""
     held_out: int = 210
     """Tasks of the held-out templates that every policy is evaluated on."""
     max_turns: int = 20
@@ -83,6 +88,8 @@ SMOKE = Budget(
     grpo_steps=1,
     grpo_tasks=1,
     grpo_chains=2,
+    validation=2,
+    validations=1,
     held_out=3,
     max_turns=16,
 )
@@ -94,18 +101,6 @@ VARIANTS: dict[str, list[str]] = {
     "few": ["manager_demonstrations=100"],
     "wander": ["wander=2", "demonstrations=800", "sft_epochs=4"],
 }
-
-
-def read_budget(changes: Sequence[str], start: Budget) -> Budget:
-    """The budget with some of its numbers changed by KEY=VALUE."""
-    types = {field.name: type(field.default) for field in fields(Budget)}
-    values: dict[str, Any] = {}
-    for change in changes:
-        key, _, value = change.partition("=")
-        if key not in types:
-            raise SystemExit(f"The budget has no '{key}': {', '.join(types)}.")
-        values[key] = types[key](value)
-    return replace(start, **values)
 
 
 def env_flags(options: Mapping[str, Any]) -> list[str]:
@@ -201,7 +196,9 @@ class Case:
             f"actor_rollout_ref.model.path={self.folder(f'{start}/sft/model')}",
             f"agent.num_chains={budget.grpo_chains}", f"agent.max_turns={budget.max_turns}",
             f"agent.max_tokens_per_turn={MAX_TOKENS}", f"data.train_batch_size={budget.grpo_tasks}",
-            f"trainer.total_training_steps={budget.grpo_steps}", f"trainer.seed={self.seed}", "trainer.save_freq=4",
+            f"trainer.total_training_steps={budget.grpo_steps}", f"trainer.seed={self.seed}", "trainer.save_freq=3",
+            f"data.val_batch_size={budget.validation}", "trainer.val_before_train=true",
+            f"trainer.test_freq={math.ceil(budget.grpo_steps / budget.validations)}",
             f"trainer.default_local_dir={self.out}", "trainer.project_name=grpo", f"trainer.experiment_name={name}",
             *keys,
         )  # fmt: skip
@@ -225,6 +222,10 @@ class Case:
 
     def result_path(self, name: str) -> Path:
         return self.out / self.split / f"{name}.json"
+
+    @property
+    def is_evaluated(self) -> bool:
+        return all(self.result_path(name).is_file() for name in POLICIES)
 
     def results(self) -> dict[str, EvalResult]:
         return {name: read_result(self.result_path(name)) for name in POLICIES}
@@ -283,6 +284,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--variants", default="default", help=f"comma-separated: {', '.join(VARIANTS)}")
     parser.add_argument("--split", default="val", choices=("val", "test"), help="templates to evaluate on")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e6, help="after which all jobs are stopped")
+    parser.add_argument("--phase", type=int, choices=(1, 2), help="1: the jobs of SFT alone, 2: those of GRPO")
     parser.add_argument("--out", type=Path, default=Path("runs/web-manager"))
     parser.add_argument("--results", type=Path, help="JSON file for the figures (default: OUT/results-SPLIT.json)")
     parser.add_argument("--smoke", action="store_true", help="the smallest budget")
@@ -301,18 +304,22 @@ def main(argv: Sequence[str] | None = None) -> None:
         for case in cases.values():
             case.run(args.job)
         return
+    phases = [PHASES[args.phase - 1]] if args.phase else PHASES
     if args.jobs > 1:
         common = ["--env", args.env, "--model", args.model, "--split", args.split, "--out", str(args.out), *args.budget]
         common += ["--smoke"] if args.smoke else []
-        phases = [
-            [["--variants", name.rpartition("-")[0], "--seeds", name.rpartition("-")[2], "--job", job, *common]
-             for job in phase for name in cases] for phase in PHASES
-        ]  # fmt: skip
-        run_phases(__file__, phases, args.jobs, args.out / "logs")
+        processes = TimedProcesses(__file__, args.jobs, args.minutes, args.out / "logs")
+        for phase in phases:
+            processes.run({f"{name}-{job}": ["--variants", name.rpartition("-")[0], "--seeds", name.rpartition("-")[2],
+                                             "--job", job, *common] for job in phase for name in cases})  # fmt: skip
     else:
         for case in cases.values():
-            for job in (job for phase in PHASES for job in phase):
+            for job in (job for phase in phases for job in phase):
                 case.run(job)
+    cases = {name: case for name, case in cases.items() if case.is_evaluated}
+    if not cases:
+        print("No case has all policies evaluated; run it again to go on.")
+        return
     for name, case in cases.items():
         results = case.results()
         rates = template_rates(results, case.templates())

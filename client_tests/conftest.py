@@ -16,6 +16,8 @@ from collections.abc import Iterator
 import pytest
 
 MODEL = "tiny"
+SECOND_NAME = "tiny-again"
+"""Another name of the same model."""
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +29,7 @@ def base_url() -> Iterator[str]:
     own = [sys.executable, "-m", "practicum.cli"]
     program = [os.environ["PRACTICUM"]] if "PRACTICUM" in os.environ else own
     model = os.environ.get("PRACTICUM_MODEL", MODEL)
-    options = ["--served-model-name", MODEL, "--port", "0", "--return-tokens-as-token-ids"]
+    options = ["--served-model-name", MODEL, SECOND_NAME, "--port", "0", "--return-tokens-as-token-ids"]
     process = subprocess.Popen([*program, "serve", model, *options], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     url = process.stdout.readline().split()[0]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from conftest import SECOND_NAME
 from langchain_core.language_models import BaseChatModel
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
@@ -26,6 +27,10 @@ class TestServedModel(ChatModelIntegrationTests):
     @property
     def chat_model_params(self) -> dict[str, Any]:
         return {"model": "tiny", "max_tokens": 900, "stream_usage": True}
+
+    @property
+    def model_override_value(self) -> str:
+        return SECOND_NAME
 
     @property
     def supports_json_mode(self) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import os
+import signal
 
+# A job that a shell starts in the background ignores SIGINT; tests of Ctrl-C would then wait without end.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: idle threads must not spin beside the tests
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a hub id that is not in the cache is an error at once, without retries
@@ -53,10 +56,10 @@ def tokenizer() -> PreTrainedTokenizerBase:
 @pytest.fixture(scope="session")
 def llama_tokenizer(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerBase:
     """The tiny tokenizer with Llama-3's special tokens added."""
-    made = copy.deepcopy(tokenizer)
+    result = copy.deepcopy(tokenizer)
     names = ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"]
-    made.add_special_tokens({"additional_special_tokens": names, "bos_token": names[0]})
-    return made
+    result.add_special_tokens({"additional_special_tokens": names, "bos_token": names[0]})
+    return result
 
 
 @pytest.fixture(scope="session")

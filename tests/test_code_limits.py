@@ -42,9 +42,9 @@ def test_no_block_stands_twice() -> None:
         lines = [(number, line.strip()) for number, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
         for start in range(len(lines) - length + 1):
             block = tuple(line for _, line in lines[start : start + length])
-            place = f"{path.relative_to(ROOT)}:{lines[start][0]}"
-            if first.setdefault(block, place) != place:
-                repeated.append(f"{first[block]} and {place}")
+            location = f"{path.relative_to(ROOT)}:{lines[start][0]}"
+            if first.setdefault(block, location) != location:
+                repeated.append(f"{first[block]} and {location}")
     assert not repeated, f"Write these blocks of more than {MAX_REPEATED_LINES} lines once: {repeated}"
 
 

@@ -155,6 +155,19 @@ def test_what_is_copyleft_is_chosen_by_whoever_installs_it() -> None:
     assert "alfworld-planner" not in next(target for target in targets if target.startswith("setup:"))
 
 
+def test_quickstart_installs_the_core_only_and_keeps_a_torch_that_is_there() -> None:
+    """Neither Java, Chromium nor a compiler for the first command; and the README says how `practicum` is found."""
+    text = (ROOT / "Makefile").read_text()
+    targets = {target.partition(":")[0]: target for target in re.split(r"\n(?=[\w$.(][^\n\t]*:)", text)}
+    assert targets["quickstart"].splitlines()[0] == "quickstart: $(CORE)"
+    core = targets["$(CORE)"]
+    assert "$(STAMP)" not in core
+    assert not re.search(r"apt-get|java|chromium|g\+\+|\[", core)
+    assert "import torch' 2>/dev/null || $(PIP)" in core
+    assert "grep -v '^torch==' constraints.txt" in core
+    assert ". .venv/bin/activate " in (ROOT / "README.md").read_text()
+
+
 if __name__ == "__main__":
     before, head, _ = LICENCES.read_text().rpartition(TABLE_HEAD)
     LICENCES.write_text(before + table())

@@ -82,8 +82,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     code = f"{head}{TRAINING}{PROFILE}{AFFINE}\nprint('RESULTS' + json.dumps(results))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout.partition("RESULTS")[2])
-    return found
+    output: dict[str, Any] = json.loads(done.stdout.partition("RESULTS")[2])
+    return output
 
 
 def test_a_training_case_is_ended_when_its_time_is_up_and_what_it_wrote_is_gathered(results: dict[str, Any]) -> None:
@@ -97,8 +97,8 @@ def test_a_training_case_is_ended_when_its_time_is_up_and_what_it_wrote_is_gathe
 
 
 def test_a_packed_case_has_no_weights_and_no_large_file(results: dict[str, Any]) -> None:
-    whole, parts = ([Path(name) for name in names] for names in results["packed"])
-    (archive,) = whole
+    full, parts = ([Path(name) for name in names] for names in results["packed"])
+    (archive,) = full
     with tarfile.open(archive) as opened:
         files = sorted(member.name for member in opened if member.isfile())
     assert files == [f"math/rl-training/{name}" for name in ("metrics.jsonl", "start/tokenizer.json", "timing.jsonl")]

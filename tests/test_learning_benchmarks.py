@@ -15,7 +15,7 @@ import pytest
 from practicum.errors import UserError
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-MODULES = ("parallel_jobs", "quickstart", "training_stages")
+MODULES = ("parallel_jobs", "quickstart", "training_stages", "web_tuning")
 
 
 @pytest.fixture
@@ -47,6 +47,50 @@ def test_a_phase_begins_when_the_one_before_it_has_ended(
     assert "never" not in (tmp_path / "order").read_text()
 
 
+def test_at_the_deadline_all_processes_are_stopped_and_none_begins(
+    benchmarks: dict[str, ModuleType], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "case.py"
+    script.write_text(
+        "import os, sys, time\n"
+        "print(os.environ['OMP_NUM_THREADS'])\n"
+        "sys.exit(3) if sys.argv[1] == 'bad' else time.sleep(60 if sys.argv[1] == 'endless' else 0)\n"
+    )
+    processes = benchmarks["parallel_jobs"].TimedProcesses(str(script), 4, 2 / 60, tmp_path / "logs")
+    processes.run({"a": ["bad"], "b": ["endless"]})
+    processes.run({"c": ["late"]})
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.rsplit(" after", 1)[0] for line in lines] == ["a: ended with 3", "b: stopped"]
+    assert {path.name: path.read_text() for path in (tmp_path / "logs").iterdir()} == {"a.log": "2\n", "b.log": "2\n"}
+
+
+def test_variants_of_the_web_worker_begin_with_one_bc_model_and_show_the_validations_they_have(
+    benchmarks: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    tuning = benchmarks["web_tuning"]
+    default, hot, few = (
+        tuning.stages_of(f"{name}-7", tmp_path, "tiny", ["max_turns=4"]) for name in ("default", "hot", "52")
+    )
+    start = tuning.stages_of("start:104-7", tmp_path, "tiny", ["max_turns=4"])
+    assert default.bc_folder == hot.bc_folder == start.bc_folder == start.out / "bc"
+    assert few.bc_folder != default.bc_folder
+    assert (few.budget.demonstrations, default.budget.demonstrations) == (52, 104)
+    assert (hot.budget.grpo_temperature, default.budget.grpo_temperature, hot.budget.max_turns) == (2.0, 1.0, 4)
+    assert {stages.split for stages in (default, hot, few, start)} == {"val"}, (
+        "test templates are for the chosen budget"
+    )
+    start.bc_folder.mkdir(parents=True)
+    (start.bc_folder / "choice.json").write_text('{"best": 10, "validations": {"5": 0.1, "10": 0.25}}')
+    run = hot.out / "grpo" / "run"
+    run.mkdir(parents=True)
+    rows = [{"step": 0, "val/success/mean": 0.25}, {"step": 1, "success/mean": 0.5}]
+    (run / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert list(tuning.table(tmp_path, ["default-7", "hot-7"], "tiny"))[2:] == [
+        "| default-7 | 5: 10.0, 10: 25.0 |  |  (0 steps) |",
+        "| hot-7 | 5: 10.0, 10: 25.0 | 0: 25.0 | 50.0, 50.0 (1 steps) |",
+    ]
+
+
 def summary(validations: list[float], rate: float) -> dict[str, Any]:
     result = {"success_rate": rate, "low": rate - 0.05, "high": rate + 0.05}
     levels = {"1": rate, "2": rate, "3": 0.0}
@@ -61,13 +105,13 @@ def test_rl_begins_with_the_sft_that_has_the_best_validation(benchmarks: dict[st
     with pytest.raises(UserError, match="has no finished SFT case"):
         quickstart.best_variant(folder)
     # The held-out tasks would choose another one; they must not.
-    for case, found in {
+    for case, results in {
         "sft": summary([0.1, 0.5, 0.4], 0.9),
         "sft-twice-the-epochs": summary([0.2, 0.6, 0.6], 0.6),
         "rl": summary([], 0.8),
     }.items():
         (folder / case).mkdir(parents=True)
-        (folder / case / "summary.json").write_text(json.dumps(found))
+        (folder / case / "summary.json").write_text(json.dumps(results))
     assert quickstart.best_variant(folder) == "sft-twice-the-epochs"
     (folder / "rl" / quickstart.SFT_VARIANT_FILE).write_text('"sft-twice-the-epochs"')
     lines = list(quickstart.table(tmp_path, [7]))

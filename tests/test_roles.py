@@ -219,8 +219,8 @@ def test_confidence_is_the_geometric_mean_of_the_token_probabilities(renderer: R
 def advantages_of(episodes: list[Trajectory], **settings: Any) -> list[list[float]]:
     chosen = EstimatorSettings(norm_adv_by_std_in_grpo=False, **settings)
     rewards = [[token_rewards(episode, chosen) for episode in episodes]]
-    found = estimate(ESTIMATORS["grpo"], [episodes], rewards, chosen)
-    return [[float(value) for value in row] for row in found.advantages[0]]
+    result = estimate(ESTIMATORS["grpo"], [episodes], rewards, chosen)
+    return [[float(value) for value in row] for row in result.advantages[0]]
 
 
 def test_shared_credit_gives_all_roles_the_reward_and_own_credit_each_its_own(renderer: Renderer) -> None:
@@ -318,11 +318,11 @@ def test_every_path_is_what_the_engine_saw_and_each_trained_token_is_trained_onc
     # Each token of a trained role's reply is trained once, no other ever.
     samples = unweighted_samples(episode, roles=roles)
     positions = [int(position) for sample in samples for position in sample.positions]
-    wanted = [turn for turn in episode.turns if roles is None or turn.role in roles]
-    assert sorted(positions) == list(range(sum(turn.num_sampled for turn in wanted)))
+    target = [turn for turn in episode.turns if roles is None or turn.role in roles]
+    assert sorted(positions) == list(range(sum(turn.num_sampled for turn in target)))
     tokens = [sample.ids[index] for sample in samples for index in np.flatnonzero(sample.mask)]
     order = np.argsort(positions)
-    expected = [t for turn in wanted for span in turn.spans if span.origin is Origin.SAMPLED for t in span.ids]
+    expected = [t for turn in target for span in turn.spans if span.origin is Origin.SAMPLED for t in span.ids]
     assert [tokens[index] for index in order] == expected
     assert decode_episode(encode_episode(episode)) == episode
     assert wrong_field(episode) is None
@@ -334,13 +334,13 @@ def test_every_path_is_what_the_engine_saw_and_each_trained_token_is_trained_onc
 def test_a_policy_replies_outside_of_an_episode(renderer: Renderer) -> None:
     engine = EchoEngine(renderer, ['{"score": 3}'])
     policy = Policy(engine, renderer, sampling=Sampling(0.0, max_tokens=20), role="judge")
-    asked = [Message("user", "How good is it?")]
-    reply = asyncio.run(policy.reply(asked, response_format={"type": "json_object"}))
+    requests = [Message("user", "How good is it?")]
+    reply = asyncio.run(policy.reply(requests, response_format={"type": "json_object"}))
     assert (reply.text, reply.data) == ('{"score": 3}', {"score": 3})
     assert reply.usage.completion_tokens == len(reply.ids) == len(reply.logprobs or ())
     assert reply.confidence == pytest.approx(np.exp(-0.5))
     assert engine.requests[0].response_format == {"type": "json_object"}
-    asyncio.run(policy.reply(asked))
+    asyncio.run(policy.reply(requests))
     asyncio.run(policy.reply([Message("user", "And this?")]))
     first, again, other = (request.sampling.seed for request in engine.requests)
     assert again != other
@@ -352,9 +352,9 @@ def test_a_judge_is_asked_once_and_its_engine_failing_is_a_judge_error(renderer:
     judge = Judge(Policy(engine, renderer))
 
     async def ask_thrice() -> list[str]:
-        asked = [Message("user", "x")]
-        both = await asyncio.gather(judge.reply(asked), judge.reply(asked))
-        return [reply.text for reply in (*both, await judge.reply(asked))]
+        requests = [Message("user", "x")]
+        both = await asyncio.gather(judge.reply(requests), judge.reply(requests))
+        return [reply.text for reply in (*both, await judge.reply(requests))]
 
     assert asyncio.run(ask_thrice()) == ["4", "4", "4"]
     assert len(engine.requests) == 1
@@ -374,10 +374,10 @@ def test_a_question_is_asked_again_where_whoever_asked_it_first_was_stopped(rend
             return await super().generate(request)
 
     engine = Slow(renderer, ["4"])
-    judge, asked = Judge(Policy(engine, renderer)), [Message("user", "x")]
+    judge, requests = Judge(Policy(engine, renderer)), [Message("user", "x")]
 
     async def stop_the_first() -> list[Any]:
-        tasks = [asyncio.create_task(judge.reply(asked)) for _ in range(4)]
+        tasks = [asyncio.create_task(judge.reply(requests)) for _ in range(4)]
         await asyncio.sleep(0)
         tasks[0].cancel()
         tasks[1].cancel()

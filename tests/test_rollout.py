@@ -71,8 +71,8 @@ def test_a_whole_episode_is_recorded(renderer: Renderer) -> None:
     assert [m.content for m in episode.turns[1].messages] == ["34"]
     assert [turn.policy_version for turn in episode.turns] == [3, 3]
     (run,) = episode.sequences()
-    spoken = [i for turn in episode.turns for span in turn.spans if span.origin is Origin.SAMPLED for i in span.ids]
-    assert [i for i, on in zip(run.ids, run.sampled, strict=True) if on] == spoken
+    texts = [i for turn in episode.turns for span in turn.spans if span.origin is Origin.SAMPLED for i in span.ids]
+    assert [i for i, on in zip(run.ids, run.sampled, strict=True) if on] == texts
     assert all((value is not None) == on for value, on in zip(run.logprobs, run.sampled, strict=True))
 
 

@@ -51,8 +51,8 @@ def run(command: Path, folder: Path, *words: str) -> str:
 
 def test_the_package_is_the_wheels(command: Path, tmp_path: Path) -> None:
     python = command.with_name("python")
-    place = run(python, tmp_path, "-c", "import practicum, practicum.training.build; print(practicum.__file__)")
-    assert place.startswith(str(command.parents[1]))
+    location = run(python, tmp_path, "-c", "import practicum, practicum.training.build; print(practicum.__file__)")
+    assert location.startswith(str(command.parents[1]))
 
 
 def test_recipes_come_with_the_wheel(command: Path, tmp_path: Path) -> None:

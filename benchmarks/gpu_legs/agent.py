@@ -12,6 +12,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from gpu_legs.common import Row, Size, load_real, synchronise
 from practicum.agent import Agent
@@ -57,10 +58,10 @@ class Watched(MathEnvironment):
         self.turn += 1
         if self.replay and key in self.ledger.answers:
             return self.ledger.answers[key]
-        begun = time.perf_counter()
+        started = time.perf_counter()
         step = await super().step(action)
         if action.calls:
-            self.ledger.seconds += time.perf_counter() - begun
+            self.ledger.seconds += time.perf_counter() - started
             self.ledger.calls += 1
         self.ledger.answers[key] = step
         return step
@@ -88,11 +89,11 @@ class Following:
         self.tokens = 0
 
     async def generate(self, request: Request) -> Generation:
-        said = await self.expert.generate(request)
-        sampling = replace(request.sampling, max_tokens=len(said.ids))
+        reply = await self.expert.generate(request)
+        sampling = replace(request.sampling, max_tokens=len(reply.ids))
         decoded = await self.engine.generate(replace(request, sampling=sampling))
         self.tokens += len(decoded.ids)
-        return said
+        return reply
 
     def end_session(self, session: str) -> None:
         self.engine.end_session(session)
@@ -102,13 +103,14 @@ class Following:
         await self.engine.close()
 
 
-def make_engine(size: Size) -> tuple[LocalEngine, Renderer, str]:
+def make_engine(size: Size, **options: Any) -> tuple[LocalEngine, Renderer, str]:
     """An engine whose replies end at their token limit, and the name of its model."""
     loaded, what = load_real(size)
     template = "chatml" if what != "tiny" else None
     renderer, without_end = Renderer(loaded.tokenizer, template), Renderer(loaded.tokenizer, template)
     without_end.end_ids = ()  # for the engine only: the expert's replies are read up to their end token
-    return LocalEngine(Decoder(loaded.model), without_end, max_batch=min(256, size.episodes)), renderer, what
+    engine = LocalEngine(Decoder(loaded.model), without_end, max_batch=min(256, size.episodes), **options)
+    return engine, renderer, what
 
 
 async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, replay: bool, ledger: Ledger) -> Row:
@@ -122,11 +124,11 @@ async def play(size: Size, engine: LocalEngine, renderer: Renderer, tool: str, r
     engine.weights_changed(engine.stats.generated + 1)
     freeze_gc(following)  # once per engine, and a training has one engine for all its steps
     synchronise(size)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     episodes = await run_episodes(
         plan_attempts(tasks, 1, 0), make, agent, following, renderer, concurrency=2 * engine.max_batch
     )
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     solved = sum(episode.reward for episode in episodes)
     if solved < len(episodes):
         wrong = next(episode for episode in episodes if episode.reward < 1)

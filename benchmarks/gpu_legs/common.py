@@ -101,14 +101,16 @@ def make_requests(
     """`chains` samples per prompt; `mixed`: prompts and replies of 0.1 to 1.9 times the length, the same on average."""
     rng = random.Random(seed)
     length, new, most = prompt or size.prompt, new or size.new, size.shape["vocab_size"] - 100
-    made: list[Request] = []
-    while len(made) < count:
+    requests: list[Request] = []
+    while len(requests) < count:
         tokens = rng.randint(length // 10, length - length // 10 + length) if mixed else length
         ids = tuple(rng.randrange(10, most) for _ in range(tokens))
         for _ in range(chains):
-            wanted = rng.randint(max(1, new // 16), 2 * new - max(1, new // 16)) if mixed else new
-            made.append(Request(ids, Sampling(1.0, max_tokens=wanted, seed=len(made)), TASK, Observation(), ()))
-    return made[:count]
+            num_new = rng.randint(max(1, new // 16), 2 * new - max(1, new // 16)) if mixed else new
+            requests.append(
+                Request(ids, Sampling(1.0, max_tokens=num_new, seed=len(requests)), TASK, Observation(), ())
+            )
+    return requests[:count]
 
 
 def synchronise(size: Size) -> None:

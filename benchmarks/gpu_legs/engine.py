@@ -21,27 +21,27 @@ def measure(size: Size, model: Any, renderer: Renderer, batch: int, chains: int,
     total = batch * 6 if mixed else batch
 
     async def run() -> list[dict[str, float]]:
-        found = []
-        for number in range(size.repeats + 1):
-            engine.weights_changed(number + 1)
-            asked = make_requests(size, total, chains, number, mixed, prompt)
+        runs = []
+        for index in range(size.repeats + 1):
+            engine.weights_changed(index + 1)
+            requests = make_requests(size, total, chains, index, mixed, prompt)
             before = (engine.stats.decode_seconds, engine.stats.prefill_seconds, engine.stats.decode_steps)
             synchronise(size)
-            begun = time.perf_counter()
-            replies = await asyncio.gather(*(engine.generate(one) for one in asked))
-            seconds = time.perf_counter() - begun
+            started = time.perf_counter()
+            replies = await asyncio.gather(*(engine.generate(one) for one in requests))
+            seconds = time.perf_counter() - started
             tokens = sum(len(reply.ids) for reply in replies)
             steps = engine.stats.decode_steps - before[2]
             decode = engine.stats.decode_seconds - before[0]
-            found.append({
+            runs.append({
                 "tokens/s": tokens / seconds, "seconds": seconds, "decode": decode,
                 "prefill": engine.stats.prefill_seconds - before[1], "ms a step": 1000 * decode / steps,
             })  # fmt: skip
         await engine.close()
-        return found[1:]
+        return runs[1:]
 
-    found = asyncio.run(run())
-    middle = {key: statistics.median(run[key] for run in found) for key in found[0]}
+    runs = asyncio.run(run())
+    middle = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
     return {"batch": batch, "chains": chains, "mixed": mixed, **middle}
 
 
@@ -69,15 +69,15 @@ def bandwidth() -> float:
 
 def timed(do: Callable[[], Any], repeats: int) -> float:
     """Median seconds on the device."""
-    found = []
+    runs = []
     for _ in range(repeats + 3):
-        begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record()
+        started, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        started.record()
         do()
         ended.record()
         torch.cuda.synchronize()
-        found.append(begun.elapsed_time(ended) / 1000)
-    return statistics.median(found[3:])
+        runs.append(started.elapsed_time(ended) / 1000)
+    return statistics.median(runs[3:])
 
 
 def step_seconds(size: Size, model: Any, renderer: Renderer, rows: int, context: int) -> float:

@@ -19,14 +19,16 @@ from practicum.training.objective import Objective
 
 def make_samples(size: Size, chains: int, mixed: bool) -> list[Any]:
     rng = random.Random(0)
-    made = []
+    samples = []
     for request in make_requests(size, size.tasks * size.chains, chains, 1, mixed):
         most = size.shape["vocab_size"] - 100
         ids = (*request.ids, *(rng.randrange(10, most) for _ in range(request.sampling.max_tokens)))
         mask = np.arange(len(ids)) >= len(request.ids)
-        paint = mask.astype(np.float32)
-        made.append(Sample(ids, mask, paint, paint * np.float32(rng.gauss(0, 1)), np.full(len(ids), -10.8, np.float32)))
-    return made
+        ones = mask.astype(np.float32)
+        samples.append(
+            Sample(ids, mask, ones, ones * np.float32(rng.gauss(0, 1)), np.full(len(ids), -10.8, np.float32))
+        )
+    return samples
 
 
 def flops(size: Size, parameters: int, tokens: int, computed: int) -> float:
@@ -46,10 +48,10 @@ def measure(size: Size, chains: int, mixed: bool) -> Row:
     times = []
     for _ in range(size.repeats + 1):
         synchronise(size)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         learner.update(samples, trained, Objective(entropy_coeff=0.0, kl_loss_coef=0.0), 1e-5)
         synchronise(size)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     seconds = statistics.median(times[1:])
     count = sum(parameter.numel() for parameter in decoder.parameters())
     work = flops(size, count, tokens, tokens // len(samples))
@@ -69,7 +71,7 @@ def measure_plain(size: Size) -> Row:
     times = []
     for _ in range(size.repeats + 1):
         synchronise(size)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         for part in ids.split(64):
             logits = model(part).logits[:, prompt - 1 : -1].float()
             logprobs = logits.gather(-1, part[:, prompt:, None])[..., 0] - logits.logsumexp(-1)
@@ -77,7 +79,7 @@ def measure_plain(size: Size) -> Row:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         synchronise(size)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     seconds = statistics.median(times[1:])
     parameters = sum(parameter.numel() for parameter in model.parameters())
     work = flops(size, parameters, ids.numel(), ids.shape[1])
@@ -88,9 +90,9 @@ def measure_plain(size: Size) -> Row:
 
 
 def leg(size: Size) -> list[Row]:
-    found = [measure_plain(size)]
+    rows = [measure_plain(size)]
     for chains, mixed in ((1, False), (1, True), (size.chains, False)):
-        found.append(measure(size, chains, mixed))
-    for row in found:
+        rows.append(measure(size, chains, mixed))
+    for row in rows:
         print({key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}, flush=True)
-    return found
+    return rows

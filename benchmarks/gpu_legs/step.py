@@ -61,27 +61,27 @@ def story(rng: random.Random) -> str:
 
 def make_tasks(renderer: Renderer, tokens: int, count: int) -> list[Task]:
     """Questions whose first prompt has exactly `tokens` tokens."""
-    rng, made = random.Random(tokens), list[Task]()
-    while len(made) < count:
+    rng, tasks = random.Random(tokens), list[Task]()
+    while len(tasks) < count:
         words = story(rng).split()
-        for number in range(1, len(words)):
-            text = " ".join(words[:number])
+        for num_words in range(1, len(words)):
+            text = " ".join(words[:num_words])
             length = sum(len(span.ids) for span in renderer.start([Message("user", text)]))
             if length >= tokens:
                 break
         if length == tokens:
-            made.append(Task(f"q{len(made)}", "bench", "train", {"question": text}))
-    return made
+            tasks.append(Task(f"q{len(tasks)}", "bench", "train", {"question": text}))
+    return tasks
 
 
 def make_texts(tokenizer: Any, tokens: int, count: int) -> list[str]:
     """Texts that TRL's tokenizer reads as exactly `tokens` tokens."""
-    rng, made = random.Random(tokens), list[str]()
-    while len(made) < count:
+    rng, texts = random.Random(tokens), list[str]()
+    while len(texts) < count:
         text = tokenizer.decode(tokenizer(story(rng))["input_ids"][:tokens])
         if len(tokenizer(text)["input_ids"]) == tokens:
-            made.append(text)
-    return made
+            texts.append(text)
+    return texts
 
 
 def make_trainer(size: Size, overlap: bool, steps: int) -> tuple[RLTrainer, str]:
@@ -105,22 +105,22 @@ def measure_practicum(size: Size, overlap: bool = False) -> Row:
     trainer, what = make_trainer(size, overlap, WARM_UP + 2 * size.repeats + 1)
 
     async def run() -> list[dict[str, float]]:
-        found = []
-        for number in range(WARM_UP + 2 * size.repeats):
+        steps = []
+        for step in range(WARM_UP + 2 * size.repeats):
             synchronise(size)
-            begun = time.perf_counter()
-            metrics, _ = await trainer.step(number)
+            started = time.perf_counter()
+            metrics, _ = await trainer.step(step)
             synchronise(size)
-            metrics["seconds"] = time.perf_counter() - begun
+            metrics["seconds"] = time.perf_counter() - started
             if metrics["actor/tokens"] != size.tasks * size.chains * size.new:
                 raise SystemExit(f"a step trained {metrics['actor/tokens']:.0f} tokens")
-            found.append(metrics)
+            steps.append(metrics)
         await trainer.policy.close()
-        return found[WARM_UP:]
+        return steps[WARM_UP:]
 
-    found = asyncio.run(run())
-    keys = [key for key in found[0] if key == "seconds" or key.startswith(("timing/", "mismatch/", "staleness/"))]
-    middle = {key.removeprefix("timing/"): statistics.median(one[key] for one in found) for key in keys}
+    steps = asyncio.run(run())
+    keys = [key for key in steps[0] if key == "seconds" or key.startswith(("timing/", "mismatch/", "staleness/"))]
+    middle = {key.removeprefix("timing/"): statistics.median(one[key] for one in steps) for key in keys}
     side = "practicum, overlapped" if overlap else "practicum"
     return {"side": side, "model": what, **middle, "peak GiB": gib(peak_bytes(size))}
 
@@ -134,7 +134,7 @@ def measure_trl(size: Size, split: int) -> Row:
     loaded, what = load_real(size)
     texts = make_texts(loaded.tokenizer, size.prompt, size.tasks)
     now: dict[str, float] = {}
-    found: list[dict[str, float]] = []
+    steps: list[dict[str, float]] = []
 
     class Clock(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -143,7 +143,7 @@ def measure_trl(size: Size, split: int) -> Row:
 
         def on_step_end(self, *_: Any, **__: Any) -> None:
             synchronise(size)
-            found.append({"seconds": time.perf_counter() - now["begun"], "rollout": now["rollout"]})
+            steps.append({"seconds": time.perf_counter() - now["begun"], "rollout": now["rollout"]})
 
     def reward(completions: list[str], completion_ids: list[list[int]], **_: Any) -> list[float]:
         trained = sum(len(ids) for ids in completion_ids)
@@ -173,16 +173,16 @@ def measure_trl(size: Size, split: int) -> Row:
 
         def timed(*args: Any, **keywords: Any) -> Any:
             synchronise(size)
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 return generate(*args, **keywords)
             finally:
                 synchronise(size)
-                now["rollout"] += time.perf_counter() - begun
+                now["rollout"] += time.perf_counter() - started
 
         trainer._generate_single_turn = timed
         trainer.train()
-    middle = {key: statistics.median(one[key] for one in found[1:]) for key in found[0]}
+    middle = {key: statistics.median(one[key] for one in steps[1:]) for key in steps[0]}
     side = f"TRL, {split} × {size.tasks * size.chains // split}"
     return {"side": side, "model": what, **middle, "peak GiB": gib(peak_bytes(size))}
 

@@ -40,7 +40,7 @@ from practicum.training.sft import SFTSettings, planned_steps, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
 from practicum.utils.tables import percent, percent_interval
-from practicum.utils.terminal import Progress, duration, sparkline
+from practicum.utils.terminal import Progress, coloured, duration, sparkline
 
 MODEL = "tiny-pretrained"
 DEMONSTRATIONS = 200
@@ -300,7 +300,7 @@ class Quickstart:
         if gain is not None:
             write_atomic(self.out / "curve.html", self._page(results, gain, curve).encode())
             written += f", curve in {self.out / 'curve.html'}"
-            self.say(sentence(gain))
+            self.say(coloured(sentence(gain), str(gain.conclusion)))
         write_atomic(self.out / "summary.json", (json.dumps(summary, indent=1) + "\n").encode())
         self.say(f"{duration(total)} min in all; {written}")
         self.say(f"All of it on one page: practicum report {self.out}")

@@ -23,6 +23,12 @@ TRAIN_ROLES = "train_roles"
 EXTERNAL_AGENT = "external_agent"
 """The entry of a record's provenance that names the agent's own program, where it has one."""
 
+SAME_PROMPT = "another reply to the same prompt"
+"""The `branch_reason` of a reply to a prompt that an external agent has sent before, or asked several replies for."""
+
+ABANDONED = "abandoned"
+"""Entry of a turn's info: the agent went on from another reply to the same prompt, and this one is not trained."""
+
 
 @dataclass(frozen=True)
 class Attempt:
@@ -154,6 +160,11 @@ class Turn:
     """Why a role's prompt does not go on from its last turn, in words for a reader."""
     response_format: Mapping[str, Any] | None = None
     """The form that the engine held every token of the reply to; its log-probs are of the tokens that it allows."""
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether an external agent went on from another reply to the same prompt."""
+        return ABANDONED in self.info
 
     @property
     def num_sampled(self) -> int:

@@ -69,21 +69,21 @@ def test_reinforce_plus_plus_golden() -> None:
 
 
 def test_gae_golden() -> None:
-    found, returns = gae(np.array([0, 0, 1.0]), np.array([0.5, 0.5, 0.5]), 1.0, 1.0)
-    assert found.tolist() == pytest.approx([0.5, 0.5, 0.5])
+    result, returns = gae(np.array([0, 0, 1.0]), np.array([0.5, 0.5, 0.5]), 1.0, 1.0)
+    assert result.tolist() == pytest.approx([0.5, 0.5, 0.5])
     assert returns.tolist() == pytest.approx([1, 1, 1])
 
 
 def test_gae_across_an_observation() -> None:
     """With the mask [1,0,0,1] the observation's tokens are not in the list, so their values play no part."""
-    found, _ = gae(np.array([0, 1.0]), np.array([0.2, 0.4]), 0.5, 1.0)
-    assert found.tolist() == pytest.approx([0.3, 0.6])
+    result, _ = gae(np.array([0, 1.0]), np.array([0.2, 0.4]), 0.5, 1.0)
+    assert result.tolist() == pytest.approx([0.3, 0.6])
 
 
 def test_gae_bootstraps_what_was_cut_off() -> None:
     """r = [0, 0], V = [1, 2], γ = .9, λ = .5, V beyond = 3: δ₁ = .7, δ₀ = .8, A₀ = .8 + .45·.7."""
-    found, returns = gae(np.array([0, 0.0]), np.array([1, 2.0]), 0.9, 0.5, bootstrap=3.0)
-    assert found.tolist() == pytest.approx([0.8 + 0.45 * 0.7, 0.7])
+    result, returns = gae(np.array([0, 0.0]), np.array([1, 2.0]), 0.9, 0.5, bootstrap=3.0)
+    assert result.tolist() == pytest.approx([0.8 + 0.45 * 0.7, 0.7])
     assert returns.tolist() == pytest.approx([1.8 + 0.45 * 0.7, 2.7])
 
 

@@ -35,15 +35,15 @@ def test_returns_are_a_filter(gamma: float, seed: int) -> None:
 def test_generalised_advantages_are_filtered_errors(bootstrap: float, gamma: float, lam: float, seed: int) -> None:
     rewards, values = draw(seed, 2, 40)
     errors = rewards + gamma * np.append(values[1:], bootstrap) - values
-    found, returns = advantages.gae(rewards, values, gamma, lam, bootstrap)
-    np.testing.assert_allclose(found, discounted(errors, gamma * lam), atol=1e-10)
-    np.testing.assert_allclose(returns, found + values, atol=1e-12)
+    result, returns = advantages.gae(rewards, values, gamma, lam, bootstrap)
+    np.testing.assert_allclose(result, discounted(errors, gamma * lam), atol=1e-10)
+    np.testing.assert_allclose(returns, result + values, atol=1e-12)
 
 
 def test_without_decay_advantages_are_returns_less_values() -> None:
     rewards, values = draw(0, 2, 40)
-    found, _ = advantages.gae(rewards, values, 0.97, 1.0)
-    np.testing.assert_allclose(found, discounted(rewards, 0.97) - values, atol=1e-10)
+    result, _ = advantages.gae(rewards, values, 0.97, 1.0)
+    np.testing.assert_allclose(result, discounted(rewards, 0.97) - values, atol=1e-10)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -56,16 +56,16 @@ def test_normalising_is_a_z_score(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reinforce_plus_plus_is_a_z_score_of_returns(seed: int) -> None:
-    rows = [draw(seed + place, length) for place, length in enumerate((3, 11, 1))]
+    rows = [draw(seed + index, length) for index, length in enumerate((3, 11, 1))]
     expected = stats.zscore(np.concatenate([discounted(row, 0.9) for row in rows]), ddof=1)
-    found = np.concatenate(advantages.reinforce_plus_plus(rows, 0.9))
-    np.testing.assert_allclose(found, expected, rtol=1e-7)
+    result = np.concatenate(advantages.reinforce_plus_plus(rows, 0.9))
+    np.testing.assert_allclose(result, expected, rtol=1e-7)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_leave_one_out_leaves_one_out(seed: int) -> None:
     rewards = draw(seed, 6)
-    others = [np.delete(rewards, place).mean() for place in range(6)]
+    others = [np.delete(rewards, index).mean() for index in range(6)]
     np.testing.assert_allclose(advantages.rloo(rewards.tolist()), rewards - others, atol=1e-12)
 
 
@@ -73,8 +73,8 @@ def test_leave_one_out_leaves_one_out(seed: int) -> None:
 def test_rows_of_turns_weigh_as_often_as_they_occur(seed: int) -> None:
     rewards, turns = 100.0 * draw(seed, 5), [1, 4, 2, 7, 3]
     rows = stats.zscore(np.repeat(rewards, turns), ddof=1)
-    found = advantages.flow_grpo(rewards.tolist(), turns, row_weighted=True)
-    np.testing.assert_allclose(np.repeat(found, turns), rows, rtol=1e-6)
+    result = advantages.flow_grpo(rewards.tolist(), turns, row_weighted=True)
+    np.testing.assert_allclose(np.repeat(result, turns), rows, rtol=1e-6)
     np.testing.assert_allclose(advantages.flow_grpo(rewards.tolist(), turns), stats.zscore(rewards, ddof=1), rtol=1e-6)
 
 
@@ -115,8 +115,8 @@ def test_gradients_that_should_be_right_are(kind: str, seed: int) -> None:
     torch.autograd.backward((mine.detach().exp() * kl.penalty(mine, reference.log_softmax(-1), kind)).sum())
     assert leaf.grad is not None
     step = 1e-5
-    for place in range(0, 17, 4):
+    for index in range(0, 17, 4):
         nudge = torch.zeros_like(logits)
-        nudge[:, place] = step
+        nudge[:, index] = step
         rise = relative_entropy(logits + nudge, reference) - relative_entropy(logits - nudge, reference)
-        np.testing.assert_allclose(leaf.grad[:, place].numpy(), rise / (2 * step), atol=1e-8)
+        np.testing.assert_allclose(leaf.grad[:, index].numpy(), rise / (2 * step), atol=1e-8)

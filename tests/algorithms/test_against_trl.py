@@ -292,8 +292,8 @@ def test_rloo_on_policy(make_trainer: MakeTrainer, seed: int) -> None:
     """Their loss is over whole sequences' ratios; where the policy has not moved, its gradient is ours."""
     batch = draw(seed)
     batch = replace(batch, old=batch.logprobs)
-    whole = {"completion_mask": batch.mask.long(), "old_logps": (batch.logprobs * batch.mask).sum(1)}
-    _, expected = theirs(make_trainer("RLOO"), batch, **whole)
+    full = {"completion_mask": batch.mask.long(), "old_logps": (batch.logprobs * batch.mask).sum(1)}
+    _, expected = theirs(make_trainer("RLOO"), batch, **full)
     _, gradient, _ = ours(batch, clipped_surrogate(0.2, 0.2), "seq-mean-token-sum")
     assert_same((0.0, gradient), (0.0, expected))
 
@@ -301,14 +301,14 @@ def test_rloo_on_policy(make_trainer: MakeTrainer, seed: int) -> None:
 def their_advantages(trainer: Any, rewards: Sequence[Sequence[float | None]]) -> list[float]:
     """What TRL makes of these rewards of groups, after really generating something to reward."""
     rows = [{"prompt": f"task {task}", "value": value} for task, group in enumerate(rewards) for value in group]
-    found: list[float] = trainer._generate_and_score_completions(rows)["advantages"].tolist()
-    return found
+    results: list[float] = trainer._generate_and_score_completions(rows)["advantages"].tolist()
+    return results
 
 
 def draw_rewards(seed: int, groups: int, chains: int, scale: float) -> list[list[float]]:
     generator = torch.Generator().manual_seed(seed)
-    found: list[list[float]] = (scale * torch.randn(groups, chains, generator=generator)).tolist()
-    return found
+    results: list[list[float]] = (scale * torch.randn(groups, chains, generator=generator)).tolist()
+    return results
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -343,12 +343,12 @@ def test_leave_one_out_advantages(make_trainer: MakeTrainer, chains: int, seed: 
 def test_what_could_not_be_scored_is_in_no_baseline(make_trainer: MakeTrainer, kind: str) -> None:
     rewards: list[list[float | None]] = [[3000.0, None, 1000.0, -500.0], [0.0, 2000.0, None, None]]
     trainer = make_trainer(kind, groups=2, chains=4)
-    found = their_advantages(trainer, rewards)
+    result = their_advantages(trainer, rewards)
     estimate = advantages.grpo if kind == "GRPO" else advantages.rloo
     scored = [[reward for reward in group if reward is not None] for group in rewards]
     mine = [value for group in scored for value in estimate(group)]
-    assert [found[place] for place in (0, 2, 3, 4, 5)] == pytest.approx(mine, rel=1e-6, abs=1e-5)
-    assert [found[place] for place in (1, 6, 7)] == [0.0, 0.0, 0.0]
+    assert [result[location] for location in (0, 2, 3, 4, 5)] == pytest.approx(mine, rel=1e-6, abs=1e-5)
+    assert [result[location] for location in (1, 6, 7)] == [0.0, 0.0, 0.0]
 
 
 def test_the_bounds_we_add_are_far_out() -> None:

@@ -67,10 +67,10 @@ def test_sampled_kinds_estimate_the_full_one() -> None:
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.endswith("+")])
 def test_plus_keeps_the_value_and_takes_the_gradient_of_k2(kind: str) -> None:
     logprobs = LOGPROBS.clone().requires_grad_()
-    whole = torch.tensor([0.3, 0.4])
-    found = penalty(logprobs, REFERENCE, kind, whole)
-    assert found.tolist() == pytest.approx(penalty(LOGPROBS, REFERENCE, kind[:-1], whole).tolist(), abs=1e-6)
-    found.sum().backward()
+    complete = torch.tensor([0.3, 0.4])
+    result = penalty(logprobs, REFERENCE, kind, complete)
+    assert result.tolist() == pytest.approx(penalty(LOGPROBS, REFERENCE, kind[:-1], complete).tolist(), abs=1e-6)
+    result.sum().backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([0.5, -1.0])
 

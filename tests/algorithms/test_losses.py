@@ -64,8 +64,8 @@ def test_cispo_caps_the_weight_and_keeps_the_gradient() -> None:
 
 
 def test_truncated_importance() -> None:
-    found = truncated_importance(logs(4.0, 0.5), logs(1.0, 1.0), cap=2.0)
-    assert found.tolist() == pytest.approx([2.0, 0.5], abs=1e-6)
+    results = truncated_importance(logs(4.0, 0.5), logs(1.0, 1.0), cap=2.0)
+    assert results.tolist() == pytest.approx([2.0, 0.5], abs=1e-6)
 
 
 def test_value_loss_by_hand() -> None:

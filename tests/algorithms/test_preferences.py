@@ -27,10 +27,10 @@ def test_dpo_at_the_start_is_ln_2() -> None:
 def test_dpo_by_hand() -> None:
     """Gains +2 and -1 at β = 0.5: margin 1.5."""
     pairs = PairLogprobs(*(torch.tensor([x]) for x in (-1.0, -4.0, -3.0, -3.0)), torch.ones(1), torch.ones(1))
-    found = dpo(pairs, 0.5)
-    assert found.loss.item() == pytest.approx(math.log(1 + math.exp(-1.5)))
-    assert found.grad_chosen.item() == pytest.approx(-0.5 / (1 + math.exp(1.5)))
-    assert found.grad_rejected.item() == -found.grad_chosen.item()
+    result = dpo(pairs, 0.5)
+    assert result.loss.item() == pytest.approx(math.log(1 + math.exp(-1.5)))
+    assert result.grad_chosen.item() == pytest.approx(-0.5 / (1 + math.exp(1.5)))
+    assert result.grad_rejected.item() == -result.grad_chosen.item()
 
 
 def test_ipo_by_hand() -> None:
@@ -56,7 +56,7 @@ def test_derivatives_are_autograds(kind: str, seed: int) -> None:
     smoothing = 0.1 if kind == "dpo" else 0.0
     chosen, rejected = pairs.chosen.clone().requires_grad_(), pairs.rejected.clone().requires_grad_()
     moved = PairLogprobs(chosen, rejected, *[getattr(pairs, n) for n in list(vars(pairs))[2:]])
-    found = PREFERENCE_LOSSES[kind](moved, 0.3, smoothing)
+    result = PREFERENCE_LOSSES[kind](moved, 0.3, smoothing)
     if kind == "kto":
         z_up = (pairs.rejected - pairs.reference_rejected).mean().clamp(min=0)
         z_down = (pairs.chosen - pairs.reference_chosen).mean().clamp(min=0)
@@ -64,11 +64,11 @@ def test_derivatives_are_autograds(kind: str, seed: int) -> None:
         down = torch.sigmoid(0.3 * (z_down - rejected + pairs.reference_rejected))
         (2 - up - down).sum().backward()
     else:
-        found.loss.sum().backward()
+        result.loss.sum().backward()
     assert chosen.grad is not None
     assert rejected.grad is not None
-    assert torch.allclose(chosen.grad, found.grad_chosen.detach(), atol=1e-10)
-    assert torch.allclose(rejected.grad, found.grad_rejected.detach(), atol=1e-10)
+    assert torch.allclose(chosen.grad, result.grad_chosen.detach(), atol=1e-10)
+    assert torch.allclose(rejected.grad, result.grad_rejected.detach(), atol=1e-10)
 
 
 def test_wrong_names_and_smoothing() -> None:

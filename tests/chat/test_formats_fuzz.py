@@ -223,8 +223,8 @@ def leaves(value: Any) -> Iterator[Any]:
 
 def literals(text: str, python: bool) -> set[tuple[type, Any]]:
     """Whatever a substring of the text means, read alone: as JSON or, if asked, as a Python literal."""
-    found = {"true": True, "false": False, "null": None}
-    meant: set[tuple[type, Any]] = {(type(v), v) for word, v in found.items() if word in text and not python}
+    results = {"true": True, "false": False, "null": None}
+    meant: set[tuple[type, Any]] = {(type(v), v) for word, v in results.items() if word in text and not python}
     quotes = r"""(?=("(?:[^"\\]|\\.)*"))""" + (r"""|(?=('(?:[^'\\]|\\.)*'))""" if python else "")
     for match in re.finditer(quotes, text, re.S):
         piece = match[1] or match[2]
@@ -271,9 +271,9 @@ def check(name: str, text: str, has_tools: bool) -> Action:
         return action
     assert bool(action.calls) != bool(action.content)
     if not action.calls:
-        said = json.loads(text)["action"] if name == "web_json" and has_tools else text
-        texts = literals(said, python=False) | literals(said, python=True) | slashes(said)
-        assert action.content in said or (str, action.content) in texts
+        message = json.loads(text)["action"] if name == "web_json" and has_tools else text
+        texts = literals(message, python=False) | literals(message, python=True) | slashes(message)
+        assert action.content in message or (str, action.content) in texts
         return action
     assert has_tools
     for call in action.calls:
@@ -299,8 +299,8 @@ def check(name: str, text: str, has_tools: bool) -> Action:
             assert {(type(leaf), leaf) for leaf in leaves(list(arguments.values()))} <= literals(line, python=True)
             continue
         assert {(type(leaf), leaf) for leaf in leaves(arguments)} <= literals(text, python=False)
-        whole = arguments if name == "react" else {"name": call.name, "arguments": arguments}
-        assert any(found == whole for found in objects(text))
+        full = arguments if name == "react" else {"name": call.name, "arguments": arguments}
+        assert any(result == full for result in objects(text))
     return action
 
 
@@ -341,9 +341,9 @@ def best_time(form: Format, text: str) -> tuple[Action, float]:
     """What a reply says, and this thread's least time over it: a collection of garbage can fall into any one try."""
     spent = math.inf
     for _ in range(5):
-        begun = time.thread_time()
+        started = time.thread_time()
         action = form.parse(text, True)
-        spent = min(spent, time.thread_time() - begun)
+        spent = min(spent, time.thread_time() - started)
         if spent < 0.5:
             break
     return action, spent

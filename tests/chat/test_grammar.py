@@ -44,15 +44,15 @@ def test_a_compiled_format_does_not_wait_for_the_compilation_of_another(monkeypa
 
     monkeypatch.setattr(grammar, "grammar_of", slow)
     other = threading.Thread(target=grammars.matcher, args=(choice("b"),))
-    known = threading.Thread(target=grammars.matcher, args=(choice("a"),))
+    expected = threading.Thread(target=grammars.matcher, args=(choice("a"),))
     other.start()
     assert compiling.wait(20)
-    known.start()
-    known.join(10)
-    waits = known.is_alive()
+    expected.start()
+    expected.join(10)
+    waits = expected.is_alive()
     go_on.set()
     other.join(20)
-    known.join(20)
+    expected.join(20)
     assert not waits
     assert grammars.is_compiled(choice("b"))
 

@@ -79,9 +79,9 @@ def test_increments_spell_the_whole_conversation(styled: Renderer, data: st.Data
 
 
 def test_a_cut_reply_is_closed_by_the_template(styled: Renderer) -> None:
-    whole = styled.encode_reply("abc")
-    cut = [i for span in styled.extend(whole[:-1], [Message("user", "go on")]) for i in span.ids]
-    ended = [i for span in styled.extend(whole, [Message("user", "go on")]) for i in span.ids]
+    full = styled.encode_reply("abc")
+    cut = [i for span in styled.extend(full[:-1], [Message("user", "go on")]) for i in span.ids]
+    ended = [i for span in styled.extend(full, [Message("user", "go on")]) for i in span.ids]
     at = cut.index(styled.close_id)
     assert at <= 1
     assert cut[at + 1 :] == ended
@@ -167,8 +167,8 @@ def test_text_becomes_the_ids_and_offsets_that_hugging_face_gives(
     any_tokenizer: PreTrainedTokenizerBase, pieces: list[str]
 ) -> None:
     text = "".join(pieces)
-    asked = any_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-    assert Renderer(any_tokenizer, "chatml").encode(text) == (asked["input_ids"], asked["offset_mapping"])
+    requests = any_tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert Renderer(any_tokenizer, "chatml").encode(text) == (requests["input_ids"], requests["offset_mapping"])
 
 
 def test_what_others_set_on_the_tokenizer_does_not_matter(tokenizer: PreTrainedTokenizerBase) -> None:
@@ -204,8 +204,8 @@ def test_ids_become_the_text_that_hugging_face_gives(
     ids = data.draw(st.lists(st.integers(0, 300) | st.integers(0, len(any_tokenizer) + 9), max_size=16))
     renderer = Renderer(any_tokenizer, "chatml")
     renderer.end_ids = ()
-    asked = any_tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
-    assert renderer.decode(ids) == asked
+    requests = any_tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    assert renderer.decode(ids) == requests
 
 
 def test_the_template_around_observations_is_rendered_once(styled: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,8 +53,8 @@ def ids(tokenizer: PreTrainedTokenizerBase, template: str, messages: Any, tools:
     text = tokenizer.apply_chat_template(
         messages, tools=tools, chat_template=template, add_generation_prompt=True, tokenize=False
     )
-    found: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return found
+    results: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
+    return results
 
 
 @pytest.mark.parametrize("messages", PLAIN)

@@ -61,11 +61,11 @@ def test_what_is_written_reads_back(call: ToolCall) -> None:
 @settings(max_examples=500, deadline=None)
 @given(st.text(max_size=60) | st.builds("{}({}".format, st.sampled_from(sorted(WEB_ACTIONS)), st.text(max_size=40)))
 def test_garbage_raises_nothing_but_the_error_of_the_parser(text: str) -> None:
-    said = make_format("web").parse(text, True)
+    output = make_format("web").parse(text, True)
     try:
         call = parse_action(text)
     except WebActionError:
-        assert said.error is None or re.fullmatch(r"[^\n]+[.?]", said.error)
+        assert output.error is None or re.fullmatch(r"[^\n]+[.?]", output.error)
     else:
         assert parse_action(write_action(call)) == call
 

@@ -63,12 +63,12 @@ def test_seeds_count_up_and_crashed_episodes_do_not_stop_the_run(shop: str, tmp_
                  "--seed", "42", "--temperature", "0.7", "--out", str(tmp_path), "--run_id", "r"]  # fmt: skip
     assert main(arguments) == 1  # half of them are unscored
     folder = tmp_path / "collect" / "r"
-    found = rows(folder)
-    assert [(row["task_id"], row["attempt_idx"], row["task_seed"]) for row in found] == [
+    result = rows(folder)
+    assert [(row["task_id"], row["attempt_idx"], row["task_seed"]) for row in result] == [
         (f"v2.{site}-{n}", k, 123 + 1000 * n + k) for n, site in enumerate(("up", "down") * 2) for k in range(2)
     ]
     assert (folder / "tasks.txt").read_text() == "v2.up-0\nv2.down-1\nv2.up-2\nv2.down-3\n"
-    up, down = found[0], found[2]
+    up, down = result[0], result[2]
     assert {key: up[key] for key in up if key != "timestamp"} == {
         "task_id": "v2.up-0", "attempt_idx": 0, "run_id": "r", "experiment": "collect", "mode": "expert",
         "policy": "expert", "subset": None, "max_turns": 10, "task_seed": 123, "temperature": 0.7, "success": True,
@@ -87,13 +87,13 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
 
     assert main(arguments()) == 0
     folder = tmp_path / "collect" / "math-expert-train-seed0"
-    whole = files(folder)
+    full = files(folder)
     assert main(arguments()) == 0
     assert "12 episodes" in (shown := capsys.readouterr().out)
     assert "(12 of them from before)" in shown
-    assert files(folder) == whole
+    assert files(folder) == full
     for finished in (True, False):  # as a run that ended, and as one that was killed half-way
-        lost = sorted(whole)[3:6]
+        lost = sorted(full)[3:6]
         for name in (*lost, *(() if finished else ("collect.json", "tasks.txt", "rollout_summary.jsonl"))):
             (folder / name).unlink()
         (folder / ".writing-abc").write_text("half")
@@ -102,11 +102,11 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
         assert main(arguments()) == 0
         assert "(9 of them from before)" in capsys.readouterr().out
         again = files(folder)
-        assert {name: data for name, (data, _) in again.items()} == {name: data for name, (data, _) in whole.items()}
-        assert all(again[name] == whole[name] for name in whole if name not in lost)
+        assert {name: data for name, (data, _) in again.items()} == {name: data for name, (data, _) in full.items()}
+        assert all(again[name] == full[name] for name in full if name not in lost)
         assert len(rows(folder)) == 12
         assert not (folder / ".writing-abc").exists()
-        whole = again
+        full = again
 
 
 def test_what_differs_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,8 +149,8 @@ def test_episodes_that_crashed_are_tried_again(shop: str, tmp_path: Path, capsys
 def test_why_nothing_was_scored_is_said(shop: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["collect", "--env", shop, "--subset", "v2.down-1,v2.down-3", "--out", str(tmp_path)]
     assert main(arguments) == 1
-    said = "2 env_error; none scored; first: reset: OSError: the site is down"
-    assert said in capsys.readouterr().out.splitlines()[-1]
+    text = "2 env_error; none scored; first: reset: OSError: the site is down"
+    assert text in capsys.readouterr().out.splitlines()[-1]
 
 
 # -- which tasks --------------------------------------------------------------------------------
@@ -184,9 +184,9 @@ def test_registries_of_every_form(tmp_path: Path) -> None:
     ]  # fmt: skip
     for form in forms:
         registry = read_registry(write(tmp_path / "tasks.json", form), "math", "train")
-        found = select(world, split="train", seed=42, registry=registry)
-        assert found == tasks[2:5]
-        assert [task.hash for task in found] == [task.hash for task in tasks[2:5]]
+        result = select(world, split="train", seed=42, registry=registry)
+        assert result == tasks[2:5]
+        assert [task.hash for task in result] == [task.hash for task in tasks[2:5]]
 
 
 @pytest.mark.parametrize(

@@ -259,12 +259,12 @@ def test_the_record_says_where_an_own_tool_raised(tmp_path: Path, capsys: pytest
     assert main(["collect", "--env", "math", *tools, "--tasks", "1", "--out", str(tmp_path / "out")]) == 0
     (path,) = episodes(tmp_path / "out")
     first = read_episode(path).turns[0]
-    place = f"{tmp_path / 'mine.py'}:8 in calculate"
-    assert first.info["tools"] == [{"name": "calculator", "exception": f"KeyError: 'rate' ({place})"}]
+    location = f"{tmp_path / 'mine.py'}:8 in calculate"
+    assert first.info["tools"] == [{"name": "calculator", "exception": f"KeyError: 'rate' ({location})"}]
     capsys.readouterr()
     assert main(["show", str(path)]) == 0
     shown = capsys.readouterr().out
-    assert f"calculator raised KeyError: 'rate' ({place})" in shown
+    assert f"calculator raised KeyError: 'rate' ({location})" in shown
     assert shown.count("mine.py") == len(read_episode(path).turns) - 1  # the agent is not shown it
 
 

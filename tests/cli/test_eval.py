@@ -43,7 +43,7 @@ def test_eval_goes_on_where_it_stopped(results: Path, tmp_path: Path, capsys: py
     out = tmp_path / "r.json"
     command = ["eval", *TASKS, "--policy", "expert", "--out", str(out)]
     assert main(command) == 0
-    whole = json.loads(out.read_bytes())
+    full = json.loads(out.read_bytes())
     out.unlink()
     gone = sorted((tmp_path / "r.run" / "episodes").glob("*__attempt_*"))[:3]
     for path in gone:
@@ -54,11 +54,11 @@ def test_eval_goes_on_where_it_stopped(results: Path, tmp_path: Path, capsys: py
     assert "0/3 episodes" in capsys.readouterr().err  # only what was missing
     again = json.loads(out.read_bytes())
     clock = ("seconds", "mean_seconds", "median_seconds")
-    for record in (whole, again):
+    for record in (full, again):
         for row in (record["aggregated_metrics"], *record["individual_results"]):
             for name in clock:
                 row.pop(name, None)
-    assert again == whole
+    assert again == full
     assert main([*command, "--max-tokens", "9"]) == 2
     assert "other settings" in capsys.readouterr().err
 

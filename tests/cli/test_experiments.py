@@ -63,8 +63,8 @@ def hierarchy(name: str) -> dict[str, object]:
     pairs = list(zip(experiment.flags[::2], experiment.flags[1::2], strict=True))
     options = dict(value.split("=", 1) for flag, value in pairs if flag == "--env-arg")
     parts = ("manager", "manager_calls", "cache", "macros", "recovery")
-    found = {part: json.loads(options[part]) for part in parts if part in options}
-    return {**found, **{flag: value for flag, value in pairs if flag in ("--role", "--round")}}
+    results = {part: json.loads(options[part]) for part in parts if part in options}
+    return {**results, **{flag: value for flag, value in pairs if flag in ("--role", "--round")}}
 
 
 def test_modes_are_the_parts_of_the_hierarchy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,9 +75,9 @@ def test_modes_are_the_parts_of_the_hierarchy(tmp_path: Path, monkeypatch: pytes
     assert hierarchy("cache_only") == {"cache": True, "--round": "1"}, "no manager, and so no key for one"
     gate = {"manager": "model", "manager_calls": "gate", "recovery": True, **remote}
     assert hierarchy("hierarchy_mgr_gate") == gate
-    whole = {**gate, "manager_calls": "warm", "cache": True, "macros": True, "--round": "1"}
-    assert hierarchy("hierarchy_vac_macros") == hierarchy("qwen_worker_dpo") == hierarchy("qwen_worker_grpo") == whole
-    assert hierarchy("no_recovery") == {key: value for key, value in whole.items() if key != "recovery"}
+    full = {**gate, "manager_calls": "warm", "cache": True, "macros": True, "--round": "1"}
+    assert hierarchy("hierarchy_vac_macros") == hierarchy("qwen_worker_dpo") == hierarchy("qwen_worker_grpo") == full
+    assert hierarchy("no_recovery") == {key: value for key, value in full.items() if key != "recovery"}
     assert hierarchy("expert_rollout") == {**gate, "manager_calls": "always"}
     Path("mine.yaml").write_text(
         "experiments: [{name: a, policy: x, use_manager: true, manager_model: scripted},"

@@ -53,10 +53,10 @@ def test_the_papers_command(collected: Path, tmp_path: Path, capsys: pytest.Capt
     assert len(bc) == sum(len(episode.turns) for episode in episodes)
     assert [m["train"] for m in sft[0]["messages"]] == [m["role"] == "assistant" for m in sft[0]["messages"]]
     renderer = Renderer(loader.load_tokenizer("tiny"))
-    asked = {(e.task.id, number + 1): prompt_ids(e, number) for e in episodes for number in range(len(e.turns))}
+    requests = {(e.task.id, number + 1): prompt_ids(e, number) for e in episodes for number in range(len(e.turns))}
     for row in bc[::3]:  # what is trained from rows is what was served
         ids = tuple(renderer.tokenizer(row["prompt"], add_special_tokens=False)["input_ids"])
-        assert ids == asked[row["task_id"], row["step_idx"]]
+        assert ids == requests[row["task_id"], row["step_idx"]]
     assert len(pairs_from_rows(jsonl.read_rows(out / "dpo.jsonl", DPO_FIELDS[:3]), renderer)) == len(dpo)
     assert tree(collected) == before
 

@@ -6,6 +6,7 @@ import io
 import json
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -16,6 +17,7 @@ from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.models import loader, lora
+from practicum.training import build
 from practicum.training.checkpoint import check_continuation, keep_stored_defaults
 from practicum.training.settings import run_folder
 from practicum.utils.terminal import Progress
@@ -23,9 +25,21 @@ from practicum.utils.terminal import Progress
 CPU = "trainer.device=cpu"
 
 
+class NotedProgress(Progress):
+    """A progress line that keeps all notes that it had."""
+
+    notes: ClassVar[list[str]] = []
+
+    def __setattr__(self, name: str, value: object) -> None:
+        super().__setattr__(name, value)
+        if name == "note":
+            self.notes.append(str(value))
+
+
 def test_files_of_tasks_may_be_lists_and_parquet_and_shared_tasks_are_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the progress line says what is being done: a validation comes before the first episode."""
     import pyarrow
     from pyarrow import parquet
 
@@ -39,7 +53,13 @@ def test_files_of_tasks_may_be_lists_and_parquet_and_shared_tasks_are_said(
                "agent.max_turns=1", "actor_rollout_ref.rollout.response_length=4", "data.val_batch_size=3",
                "trainer.total_epochs=1", "trainer.total_training_steps=1", CPU, "algorithm.adv_estimator=grpo",
                f"trainer.default_local_dir={tmp_path}", "trainer.experiment_name=run"]  # fmt: skip
+    monkeypatch.setattr(build, "Progress", NotedProgress)
+    NotedProgress.notes.clear()
     assert main(command) == 0, capsys.readouterr().err
+    notes = list(dict.fromkeys(filter(None, NotedProgress.notes)))
+    assert notes[0].startswith("validation: ")
+    assert notes[0].endswith("/3 tasks")
+    assert {"rolling out", "updating the policy"} <= set(notes)
     assert "Warning: 2 of 3 validation tasks are training tasks too" in capsys.readouterr().out
     run = tmp_path / "practicum" / "run"
     assert len((run / "train_tasks.txt").read_text().split()) == 6

@@ -64,13 +64,13 @@ HARM: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 def test_a_bad_episode(
     harm: str, command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, place)
-    path = sorted(place.rglob("expert/*__attempt_*.jsonl"))[-1]
+    folder, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(sound, folder)
+    path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
     change, says = HARM[harm]
     path.write_bytes(change(path.read_bytes()))
     before = every_file(tmp_path)
-    assert main(commands(place, out)[command]) == 2
+    assert main(commands(folder, out)[command]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("practicum: ")]
     assert f"'{path}'" in line
     assert says in line
@@ -81,31 +81,31 @@ def test_a_bad_episode(
 def test_held_out_tasks_are_not_trained_on(
     command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = tmp_path / "in"
-    shutil.copytree(sound, place)
-    for path in place.rglob("*__attempt_*.jsonl"):
+    folder = tmp_path / "in"
+    shutil.copytree(sound, folder)
+    for path in folder.rglob("*__attempt_*.jsonl"):
         if "-2__" in path.name or "-3__" in path.name:
             path.write_bytes(path.read_bytes().replace(b'"split":"train"', b'"split":"test"'))
-    assert main(commands(place, tmp_path / "out")[command]) == 0
+    assert main(commands(folder, tmp_path / "out")[command]) == 0
     says, key = "4 episodes of held-out tasks (test) are left out", "data.include_held_out=true"
     assert (says if command == "train" else f"{says}; {key} takes them") in capsys.readouterr().out
     if command != "train":
-        assert main([*commands(place, tmp_path / "all")[command], key]) == 0
+        assert main([*commands(folder, tmp_path / "all")[command], key]) == 0
         assert "left out" not in capsys.readouterr().out
-    for path in place.rglob("*__attempt_*.jsonl"):
+    for path in folder.rglob("*__attempt_*.jsonl"):
         path.write_bytes(path.read_bytes().replace(b'"split":"train"', b'"split":"val"'))
-    assert main(commands(place, tmp_path / "none")[command]) == 2
+    assert main(commands(folder, tmp_path / "none")[command]) == 2
     assert "there are only 8 episodes of held-out tasks (test, val)" in capsys.readouterr().err
 
 
 def test_one_empty_reply_does_not_block_sft_on_a_folder(
     sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, place)
-    path = sorted(place.rglob("expert/*__attempt_*.jsonl"))[-1]
+    folder, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(sound, folder)
+    path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
     path.write_bytes(path.read_bytes().replace(b'"reply":"', b'"reply":" ","was":"', 1))
-    assert main(commands(place, out)["sft"]) == 0
+    assert main(commands(folder, out)["sft"]) == 0
     assert "1 episodes with an empty reply are left out" in capsys.readouterr().out
 
 
@@ -113,21 +113,21 @@ def test_one_empty_reply_does_not_block_sft_on_a_folder(
 def test_token_ids_beyond_the_vocabulary_are_one_sentence(
     command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, place)
-    for path in place.rglob("*__attempt_*.jsonl"):
+    folder, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(sound, folder)
+    for path in folder.rglob("*__attempt_*.jsonl"):
         path.write_bytes(path.read_bytes().replace(b'"ids":[', b'"ids":[999999,', 1))
-    assert main(commands(place, out)[command]) == 2
+    assert main(commands(folder, out)[command]) == 2
     assert "holds tokens of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["export"])
 def test_an_action_that_is_empty(command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, place)
-    path = sorted(place.rglob("expert/*__attempt_*.jsonl"))[-1]
+    folder, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(sound, folder)
+    path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
     path.write_bytes(path.read_bytes().replace(b'"reply":"', b'"reply":" ","was":"', 1))
-    assert main(commands(place, out)[command]) == 2
+    assert main(commands(folder, out)[command]) == 2
     assert f"'{path}', line 2: 'reply' is empty" in capsys.readouterr().err
     assert not out.exists()
 
@@ -136,9 +136,9 @@ def test_an_action_that_is_empty(command: str, sound: Path, tmp_path: Path, caps
 def test_a_line_of_a_hundred_megabytes(
     command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, place)
-    path = sorted(place.rglob("expert/*__attempt_*.jsonl"))[-1]
+    folder, out = tmp_path / "in", tmp_path / "out"
+    shutil.copytree(sound, folder)
+    path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
     data = path.read_bytes()
     middle = data.index(b'"reply":"') + len(b'"reply":"')
     with path.open("wb") as file:
@@ -146,7 +146,7 @@ def test_a_line_of_a_hundred_megabytes(
         for _ in range(100):
             file.write(b"x" * (HUGE // 100))
         file.write(data[middle:])
-    assert main(commands(place, out)[command]) == 2
+    assert main(commands(folder, out)[command]) == 2
     assert f"'{path}', line 2 has more than 64 MiB" in capsys.readouterr().err
     assert not out.exists()
 
@@ -154,7 +154,7 @@ def test_a_line_of_a_hundred_megabytes(
 @pytest.mark.parametrize("command", ["sft", "dpo", "export", "train"])
 def test_a_path_as_task_id(command: str, sound: Path, tmp_path: Path) -> None:
     """The whole way, from a registry to a trained model: all that is written lies where it was asked for."""
-    registry, place, out = tmp_path / "tasks.json", tmp_path / "deep" / "er" / "in", tmp_path / "deep" / "out"
+    registry, folder, out = tmp_path / "tasks.json", tmp_path / "deep" / "er" / "in", tmp_path / "deep" / "out"
     stories = [f"Ann has {n} apples. She buys 2 apples. How many apples does Ann have now?" for n in (3, 4)]
     tasks = [
         {"id": name, "fields": {"question": text, "answer": str(n + 2), "steps": [f"{n}+2"]}}
@@ -163,14 +163,14 @@ def test_a_path_as_task_id(command: str, sound: Path, tmp_path: Path) -> None:
     registry.write_text(json.dumps(tasks))
     for policy in ("expert", "random"):
         arguments = ["collect", "--env", "math", "--task_registry", str(registry), "--policy", policy,
-                     "--out", str(place), "--run-id", policy]  # fmt: skip
+                     "--out", str(folder), "--run-id", policy]  # fmt: skip
         assert main(arguments) == 0
     before = every_file(tmp_path)
     assert all(name.startswith(("tasks.json", "deep/er/in/collect/")) for name in before)
-    assert main(commands(place, out)[command]) == 0
-    made = set(every_file(tmp_path)) - set(before)
-    assert made
-    assert all(name.startswith("deep/out/") for name in made)
+    assert main(commands(folder, out)[command]) == 0
+    result = set(every_file(tmp_path)) - set(before)
+    assert result
+    assert all(name.startswith("deep/out/") for name in result)
     assert not Path("/etc/cron.d/x").exists()
 
 
@@ -224,7 +224,7 @@ def test_bad_task_registries(data: bytes, says: str, tmp_path: Path, capsys: pyt
     path, out = tmp_path / "tasks.json", tmp_path / "out"
     path.write_bytes(data)
     assert main(["collect", "--env", "math", "--task_registry", str(path), "--out", str(out)]) == 2
-    said = capsys.readouterr().err
-    assert str(path) in said
-    assert says in said
+    output = capsys.readouterr().err
+    assert str(path) in output
+    assert says in output
     assert not out.exists()

@@ -16,8 +16,8 @@ from tests.report.report_files import HOSTILE_TEXTS, an_episode, write_damaged, 
 
 
 def harmless(text: str) -> None:
-    found = INVISIBLE.search(text)
-    assert found is None, f"{found!a} in what was printed"
+    results = INVISIBLE.search(text)
+    assert results is None, f"{results!a} in what was printed"
     text.encode()  # no half characters either
 
 
@@ -65,8 +65,8 @@ def test_show_fetches_nothing_because_a_file_says_so(
 def result(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("results") / "null.json"
     assert main(["eval", "--env", "math", "--tasks", "8", "--policy", "null", "--out", str(out)]) == 0
-    found: dict[str, Any] = json.loads(out.read_bytes())
-    return found
+    results: dict[str, Any] = json.loads(out.read_bytes())
+    return results
 
 
 def changed(result: dict[str, Any], policy: str, text: str, reward: float) -> dict[str, Any]:

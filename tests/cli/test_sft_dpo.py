@@ -188,6 +188,13 @@ def test_what_cannot_be_done_is_said(demonstrations: Path, tmp_path: Path, capsy
     assert "holds a run with training.num_epochs=1" in capsys.readouterr().err
 
 
+def test_a_dry_run_refuses_four_bits_on_a_cpu(demonstrations: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["sft", "--dry-run", "--episodes", str(demonstrations), "model.device=cpu"]
+    assert main([*command, "model.load_in_4bit=true"]) == 2
+    assert "needs a CUDA GPU" in capsys.readouterr().err
+    assert main(command) == 0
+
+
 def asked(command: str, data: list[str], out: Path, *more: str) -> list[str]:
     """Four short updates or more, of all weights."""
     plain = ["--full", "training.bf16=false", "--batch_size", "4", "--gradient_accumulation_steps", "1"]
@@ -205,8 +212,8 @@ def before_update(
         calls += 1
         if calls == number:
             act()
-        found: dict[str, float] = update(*rest)
-        return found
+        result: dict[str, float] = update(*rest)
+        return result
 
     monkeypatch.setattr(module, name, acting)
 
@@ -271,9 +278,9 @@ def test_the_best_weights_are_the_result_however_often_it_saves(
     monkeypatch.setattr(sft_module, "evaluation_loss", lambda *_: {"eval/loss": next(losses)})
     more = [f"training.save_steps={save_steps}", "training.eval_steps=1", "training.save_total_limit=1"]
     assert main(asked("sft", ["--episodes", str(demonstrations)], tmp_path, *more)) == 0
-    told = capsys.readouterr().out
-    assert "The best weights by eval/loss are those of step 2" in told
-    assert "best eval loss 1.0000 at step 2" in told
+    output = capsys.readouterr().out
+    assert "The best weights by eval/loss are those of step 2" in output
+    assert "best eval loss 1.0000 at step 2" in output
     kept, last = (load_file(tmp_path / name / "model.safetensors") for name in ("global_step_2/actor", "model"))
     assert all(torch.equal(kept[key], last[key]) for key in kept)
 

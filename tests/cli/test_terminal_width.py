@@ -13,9 +13,11 @@ import pytest
 from practicum.cli.main import COMMANDS
 from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.quickstart import LEVELS, default_plan, table
+from practicum.registry import ENVIRONMENTS
 from practicum.trajectory import Outcome
 from tests.cli.terminal import MARK, RUNNER, environment, in_terminal, screen_lines
 
+REPOSITORY = Path(__file__).parents[2]
 HELP = [["--help"], *([name, "--help"] for name in COMMANDS)]
 LEVEL = ["--env", "math", "--env-arg", "levels=[1]"]
 FEW = ["--epochs", "1", "training.bf16=false", "training.save_steps=-1"]
@@ -24,7 +26,8 @@ SMALL = ["trainer.total_training_steps=2", "data.train_batch_size=2", "data.val_
          "trainer.experiment_name=a"]  # fmt: skip
 MAIN = [
     ["envs"],
-    ["envs", "show", "math"],
+    *(["envs", "show", name] for name in ENVIRONMENTS),
+    ["envs", "check", f"{REPOSITORY}/docs/examples/shop.py:Shop", "--tasks", "8"],  # a path is longer than its column
     ["tasks", "snapshot", "--source", "math", "--tasks", "4", "--out", "tasks.json"],
     ["convert", "gsm8k", "gsm8k.jsonl", "converted.json"],
     ["collect", *LEVEL, "--policy", "expert", "--tasks", "12", "--out", "runs", "--experiment", "collect"],
@@ -91,6 +94,7 @@ def test_every_command_fits_80_columns(output: bytes) -> None:
     assert {command for command, *_ in [*MAIN, *SERVED, *SLOW]} == set(COMMANDS)
     assert too_wide(output, 80) == []
     assert "is better than" in output.decode()
+    assert re.search(r"^…\S*/shop\.py:Shop +1\.000 ", "\n".join(screen_lines(output)), re.MULTILINE)
     assert COLOUR.search(output)  # on a terminal there is colour
 
 

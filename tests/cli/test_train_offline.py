@@ -44,17 +44,17 @@ def test_from_a_folder_to_a_model(
                  "trainer.experiment_name=run",
                  f"algorithm.offline.method={method}", "trainer.total_epochs=1", "trainer.save_freq=1"]  # fmt: skip
     assert main(arguments) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     folder = tmp_path / "practicum" / "run"
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == list(range(len(lines)))
     assert "val/success/mean" in lines[0]
     if method == "grpo":
-        assert "those of the start policy are used instead" in said
+        assert "those of the start policy are used instead" in output
         assert all(line["actor/grad_norm"] > 0 for line in lines[1:])
         assert "rollout/episodes" not in lines[1]
     else:
-        assert "logged states have a single action" in said
+        assert "logged states have a single action" in output
         assert lines[1]["rollout/episodes"] == 32
     before, after = loader.load("tiny").model.state_dict(), load_file(folder / "last" / "model.safetensors")
     moved = any(not torch.equal(value, before[name]) for name, value in after.items())
@@ -138,12 +138,12 @@ def test_folders_that_teach_nothing(attempts: Path, tmp_path: Path, capsys: pyte
     alike, out = tmp_path / "alike", tmp_path / "out"
     shutil.copytree(attempts / "collect" / "expert", alike)
     (tmp_path / "empty").mkdir()
-    for place, says in (
+    for location, says in (
         (tmp_path / "none", "There is no folder"),
         (tmp_path / "empty", "There is no episode below"),
         (alike, "has episodes of different reward, so there is nothing to compare"),
     ):
-        arguments = ["train", "--from-trajectories", str(place), "trainer.total_training_steps=1", *SMALL, HOLD,
+        arguments = ["train", "--from-trajectories", str(location), "trainer.total_training_steps=1", *SMALL, HOLD,
                      f"trainer.default_local_dir={out}"]  # fmt: skip
         assert main(arguments) == 2
         assert says in capsys.readouterr().err

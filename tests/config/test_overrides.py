@@ -145,8 +145,8 @@ def test_htdag_s_spellings_are_translated() -> None:
 
 
 def test_epochs_are_counted_over_generated_tasks() -> None:
-    given = [CPU, "data.num_train_tasks=100", "trainer.total_epochs=10", "data.train_batch_size=32"]
-    assert training_steps(resolve_train(given).config) == 30  # three whole batches per epoch
+    value = [CPU, "data.num_train_tasks=100", "trainer.total_epochs=10", "data.train_batch_size=32"]
+    assert training_steps(resolve_train(value).config) == 30  # three whole batches per epoch
     for override, says in (
         ("data.train_files=tasks.json", "counts generated tasks, and data.train_files gives others"),
         ("data.from_trajectories=runs/collect", "data.from_trajectories gives others"),
@@ -154,7 +154,7 @@ def test_epochs_are_counted_over_generated_tasks() -> None:
         ("trainer.log_file_backups=2", "does nothing without trainer.log_file"),
     ):
         with pytest.raises(UserError, match=says):
-            resolve_train([*given, override])
+            resolve_train([*value, override])
 
 
 def test_epochs_take_the_place_of_the_models_number_of_steps() -> None:

@@ -248,13 +248,13 @@ def test_the_papers_commands_resolve(command: list[str], capsys: pytest.CaptureF
 
 
 def test_a_dry_run_says_what_the_policy_is_measured_from(capsys: pytest.CaptureFixture[str]) -> None:
-    for given, says in (
+    for value, says in (
         ([], "a frozen copy of the start"),
         (["actor_rollout_ref.model.lora_rank=8"], "the model beneath its new adapter"),
         (["actor_rollout_ref.model.lora_adapter_path=x"], "a frozen copy of the adapter at the start"),
         (["actor_rollout_ref.actor.use_kl_loss=false"], "none"),
     ):
-        assert main(["train", "--dry-run", "trainer.total_training_steps=2", *given]) == 0
+        assert main(["train", "--dry-run", "trainer.total_training_steps=2", *value]) == 0
         assert f"reference model: {says}" in capsys.readouterr().out
     assert (
         main(

@@ -155,10 +155,10 @@ def test_squad(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("gold", ["no answer", "noanswer"])
 def test_a_question_without_an_answer_is_answered_in_plain_words(gold: str) -> None:
-    for given in ("", "no answer", "No answer.", "noanswer", "unanswerable", "Not answerable"):
-        assert compare_answers(given, gold)["em"] == 1.0, given
-    for given in ("Sela", "the answer", "no"):
-        assert compare_answers(given, gold)["f1"] == 0.0, given
+    for value in ("", "no answer", "No answer.", "noanswer", "unanswerable", "Not answerable"):
+        assert compare_answers(value, gold)["em"] == 1.0, value
+    for value in ("Sela", "the answer", "no"):
+        assert compare_answers(value, gold)["f1"] == 0.0, value
     assert compare_answers("no answer", "Sela")["f1"] == compare_answers("", "Sela")["f1"] == 0.0
 
 

@@ -55,14 +55,14 @@ def make(
 ) -> Trajectory:
     """An episode of observations and replies, in which a byte is a token."""
     turns = []
-    for number, (seen, said) in enumerate(steps):
+    for number, (seen, message) in enumerate(steps):
         turns.append(
             Turn(
-                spans=(Span(Origin.OBSERVATION, ids_of(seen)), Span(Origin.SAMPLED, ids_of(said))),
+                spans=(Span(Origin.OBSERVATION, ids_of(seen)), Span(Origin.SAMPLED, ids_of(message))),
                 restart=number == 0 or turn.get("restart", False),
                 messages=(Message("user", seen),),
-                reply=said,
-                action=Action(said, said),
+                reply=message,
+                action=Action(message, message),
                 source=ActionSource.POLICY,
                 policy_version=0,
                 stop_reason=StopReason.END,
@@ -74,8 +74,8 @@ def make(
         )
     ended = outcome or (Outcome.SUCCESS if reward > 0 else Outcome.FAILURE)
     last = (Message("user", closing),) if closing else ()
-    found = Task(task, "shop", "train", {"question": task})
-    return Trajectory(found, attempt, task, ended, tuple(turns), reward, {}, Seeds(seed, 0), last)
+    result = Task(task, "shop", "train", {"question": task})
+    return Trajectory(result, attempt, task, ended, tuple(turns), reward, {}, Seeds(seed, 0), last)
 
 
 def test_rows_have_the_papers_fields_and_no_others() -> None:
@@ -97,8 +97,8 @@ def test_an_error_belongs_to_the_action_before_it() -> None:
     assert [row["action"] for row in bc_rows([episode], plain_prompt)] == ["click 1", "stop"]
     last = make([("goal", "click 9")], 1.0, closing="Observation: Error: too late")
     assert list(bc_rows([last], plain_prompt)) == []
-    for said in ({"valid": False}, {"error": "no"}, {"last_action_error": "no"}):
-        assert failed(make([("goal", "click")], 1.0, info=said), 0)
+    for message in ({"valid": False}, {"error": "no"}, {"last_action_error": "no"}):
+        assert failed(make([("goal", "click")], 1.0, info=message), 0)
     assert not failed(make([("goal", "click")], 1.0, info={"valid": True, "error": None}), 0)
 
 
@@ -235,14 +235,14 @@ def test_rendered_prompts_are_what_the_policy_was_shown(tokenizer: PreTrainedTok
     first = renderer.start((Message("system", "Be brief."), Message("user", "2 + 2?")))
     reply = renderer.encode_reply("4")
     more = renderer.extend([i for span in first for i in span.ids] + list(reply), (Message("user", "Sure?"),))
-    spoken = make([("x", "4"), ("y", "4")], 1.0)
+    replies = make([("x", "4"), ("y", "4")], 1.0)
     turns = tuple(
-        Turn((*shown, Span(Origin.SAMPLED, reply)), place == 0, (), "4", Action("4"), ActionSource.POLICY, 0,
+        Turn((*shown, Span(Origin.SAMPLED, reply)), index == 0, (), "4", Action("4"), ActionSource.POLICY, 0,
              StopReason.END, 0)
-        for place, shown in enumerate((first, more))
+        for index, shown in enumerate((first, more))
     )  # fmt: skip
-    known = {"model": "tiny", "tokenizer": loader.tokenizer_hash(tokenizer)}
-    episode = Trajectory(spoken.task, 0, "g", Outcome.SUCCESS, turns, 1.0, {}, Seeds(0, 0), provenance=known)
+    expected = {"model": "tiny", "tokenizer": loader.tokenizer_hash(tokenizer)}
+    episode = Trajectory(replies.task, 0, "g", Outcome.SUCCESS, turns, 1.0, {}, Seeds(0, 0), provenance=expected)
     text = RenderedPrompts()(episode, 1)
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n2 + 2?<|im_end|>\n"
@@ -250,12 +250,12 @@ def test_rendered_prompts_are_what_the_policy_was_shown(tokenizer: PreTrainedTok
         "<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
     )
     assert tuple(tokenizer(text, add_special_tokens=False)["input_ids"]) == prompt_ids(episode, 1)
-    foreign = Trajectory(spoken.task, 0, "g", Outcome.SUCCESS, turns, 1.0, {}, Seeds(0, 0),
-                         provenance={**known, "tokenizer": "other"})  # fmt: skip
+    foreign = Trajectory(replies.task, 0, "g", Outcome.SUCCESS, turns, 1.0, {}, Seeds(0, 0),
+                         provenance={**expected, "tokenizer": "other"})  # fmt: skip
     with pytest.raises(UserError, match="another vocabulary than that of 'tiny'"):
         RenderedPrompts()(foreign, 1)
     with pytest.raises(UserError, match="do not name their model"):
-        RenderedPrompts()(spoken, 0)
+        RenderedPrompts()(replies, 0)
 
 
 # -- files --------------------------------------------------------------------------------------
@@ -339,10 +339,10 @@ def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
 )
 def test_bad_episodes_are_named(old: bytes, new: bytes, says: str, tmp_path: Path) -> None:
     path = store.write_episode(tmp_path, make([("goal", "a"), ("next", "b")], 1.0))
-    whole = path.read_bytes()
-    assert old in whole
-    at = whole.rindex(old) if not says.startswith("line") else whole.index(old)
-    path.write_bytes(whole[:at] + new + whole[at + len(old) :])
+    full = path.read_bytes()
+    assert old in full
+    at = full.rindex(old) if not says.startswith("line") else full.index(old)
+    path.write_bytes(full[:at] + new + full[at + len(old) :])
     with pytest.raises(UserError) as caught:
         store.read_episode(path, validate=True)
     assert f"'{path}' is not a whole episode file: {says}" in str(caught.value)

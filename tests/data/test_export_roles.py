@@ -214,8 +214,8 @@ def test_the_commands_learn_the_roles_that_are_named(
 def test_preferences_are_trained_on_from_such_episodes(tmp_path: Path, renderer: Renderer) -> None:
     for number in range(2):
         engine = EchoEngine(renderer, REPLIES)
-        made = play(Delegating, engine, renderer, Agent(max_turns=9), provenance={"model": "tiny", "attempt": number})
-        write_episode(tmp_path / f"episodes{number}", made)
+        result = play(Delegating, engine, renderer, Agent(max_turns=9), provenance={"model": "tiny", "attempt": number})
+        write_episode(tmp_path / f"episodes{number}", result)
     small = ["training.lora_r=2", "training.bf16=false", "training.gradient_checkpointing=false"]
     assert main(["dpo", f"data.episodes={tmp_path}", "model.path=tiny", *small, "training.num_epochs=1",
                  f"output_dir={tmp_path / 'out'}"]) == 0  # fmt: skip

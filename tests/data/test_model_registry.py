@@ -23,10 +23,10 @@ def model(path: Path, weights: str = "w") -> Path:
 @pytest.fixture
 def registry(tmp_path: Path) -> ModelRegistry:
     """A registry with versions 1 and 2 of `planner`."""
-    made = ModelRegistry(tmp_path / "registry")
-    made.promote("planner", model(tmp_path / "a", "first"), {"source": "a"}, "gate passed")
-    made.promote("planner", model(tmp_path / "b", "second"), {"source": "b"}, "gate passed")
-    return made
+    result = ModelRegistry(tmp_path / "registry")
+    result.promote("planner", model(tmp_path / "a", "first"), {"source": "a"}, "gate passed")
+    result.promote("planner", model(tmp_path / "b", "second"), {"source": "b"}, "gate passed")
+    return result
 
 
 def weights(registry: ModelRegistry) -> str:

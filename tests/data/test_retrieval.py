@@ -80,10 +80,10 @@ def test_nothing_in_common_is_no_result() -> None:
 
 def test_snippets_begin_where_the_query_is() -> None:
     text = "Nothing here. " * 30 + "The river Sela rises at Dun. It is long. " + "More of nothing. " * 30
-    found = snippet(text, "where does Sela rise", 60)
-    assert found.startswith("The river Sela rises at Dun.")
-    assert len(found) <= 62
-    assert found.endswith(" …")
+    result = snippet(text, "where does Sela rise", 60)
+    assert result.startswith("The river Sela rises at Dun.")
+    assert len(result) <= 62
+    assert result.endswith(" …")
     assert snippet("short\n  text", "x", 60) == "short text"
 
 
@@ -133,11 +133,11 @@ def test_an_index_is_made_once_however_many_threads_ask(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(retrieval, "read_corpus", slow)
     with ThreadPoolExecutor(16) as pool:
-        made = list(pool.map(lambda _: index_of(folder), range(64)))
+        results = list(pool.map(lambda _: index_of(folder), range(64)))
         assert len(reads) == 1
-        assert all(index is made[0] for index in made)
-        expected = made[0].search("Tolen Rusko", 3)
-        assert all(hits == expected for hits in pool.map(lambda index: index.search("Tolen Rusko", 3), made))
+        assert all(index is results[0] for index in results)
+        expected = results[0].search("Tolen Rusko", 3)
+        assert all(hits == expected for hits in pool.map(lambda index: index.search("Tolen Rusko", 3), results))
 
 
 # The tool
@@ -191,9 +191,9 @@ class Service(BaseHTTPRequestHandler):
         self.answer((self.path, body, self.headers["X-API-KEY"]), {"organic": rows})
 
     def do_GET(self) -> None:
-        asked = {key: value[0] for key, value in parse_qs(urlsplit(self.path).query).items()}
-        rows = [{"title": "T", "url": "http://x", "description": f"about {asked['q']}"}]
-        seen = (urlsplit(self.path).path, asked, self.headers["X-Subscription-Token"])
+        requests = {key: value[0] for key, value in parse_qs(urlsplit(self.path).query).items()}
+        rows = [{"title": "T", "url": "http://x", "description": f"about {requests['q']}"}]
+        seen = (urlsplit(self.path).path, requests, self.headers["X-Subscription-Token"])
         self.answer(seen, {"web": {"results": rows}})
 
     def answer(self, seen: tuple[str, dict[str, Any], str | None], found: Any) -> None:

@@ -82,10 +82,10 @@ def episode(task_id: str = "t") -> Trajectory:
 @settings(max_examples=60, deadline=None)
 @given(st.data())
 def test_a_cut_file_is_never_taken_for_an_episode(data: st.DataObject) -> None:
-    whole = encode_episode(episode())
-    cut = data.draw(st.integers(0, len(whole) - 1))
+    complete = encode_episode(episode())
+    cut = data.draw(st.integers(0, len(complete) - 1))
     with pytest.raises((ValueError, KeyError)):
-        decode_episode(whole[:cut])
+        decode_episode(complete[:cut])
 
 
 def test_an_edited_task_is_noticed(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("below", ["episode.jsonl", "run/episode.jsonl"])
 def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, below: str) -> None:
-    place = tmp_path / "out"
-    place.write_text("")
-    with pytest.raises(UserError, match=f"'{place}' is a file, not a folder; write elsewhere") as caught:
-        write_atomic(place / below, b"")
+    location = tmp_path / "out"
+    location.write_text("")
+    with pytest.raises(UserError, match=f"'{location}' is a file, not a folder; write elsewhere") as caught:
+        write_atomic(location / below, b"")
     assert "free some space" not in str(caught.value)

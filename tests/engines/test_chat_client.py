@@ -244,7 +244,7 @@ def test_the_key_does_not_follow_a_redirect(serve: Serve, monkeypatch: pytest.Mo
     server = serve(lambda number, connection: send(connection, 307, Location=other.url))
     (error,) = post(server.url)
     assert isinstance(error, EngineError)
-    with pytest.raises(UserError, match="sends us to"):
+    with pytest.raises(UserError, match="redirects to"):
         check_server(server.url, "m")
     assert other.requests == []
     assert [b"Authorization: Bearer secret" in head for head in server.requests] == [True, True]

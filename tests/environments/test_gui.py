@@ -159,9 +159,9 @@ def test_scrolling(desktop: Desktop) -> None:
     seen = []
     for _ in range(4):
         seen.append([w.label for w in desktop.visible() if w.kind == "row"])
-        said = desktop.act("scroll", {"direction": "down"})
+        message = desktop.act("scroll", {"direction": "down"})
     assert [rows[0] for rows in seen] == ["Row00", "Row04", "Row07", "Row07"]
-    assert said == "The list is at its end."
+    assert message == "The list is at its end."
     assert {row for rows in seen for row in rows} == set(ROWS)
     assert find(desktop, "row", "Row11").box == (110, 368, 468, 390)
     assert click(desktop, 200, 380) == "Row 'Row11' is selected."
@@ -199,7 +199,7 @@ def play(task: Task, *calls: tuple[str, dict[str, Any]]) -> Step:
     async def go() -> Step:
         world = GuiEnvironment()
         await world.reset(task, 0)
-        return [await world.step(Action(calls=(ToolCall(name, given),))) for name, given in calls][-1]
+        return [await world.step(Action(calls=(ToolCall(name, value),))) for name, value in calls][-1]
 
     return asyncio.run(go())
 

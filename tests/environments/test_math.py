@@ -104,8 +104,8 @@ def test_the_expert_makes_the_calculations_that_gsm8k_annotates(
     planned = plan_attempts(world.tasks("train", 9), 1, 0)
     (episode,) = asyncio.run(run_episodes(planned, lambda: world, Agent(max_turns=8), engine, renderer))
     assert episode.outcome is Outcome.SUCCESS
-    made = [call.arguments["expression"] for turn in episode.turns for call in turn.action.calls]
-    assert made == ["16-3-4", "9*2", "18*.5", "9/7"]  # what cannot be read, or is wrong, is left out
+    results = [call.arguments["expression"] for turn in episode.turns for call in turn.action.calls]
+    assert results == ["16-3-4", "9*2", "18*.5", "9/7"]  # what cannot be read, or is wrong, is left out
     assert [turn.messages[-1].content for turn in episode.turns[1:]] == ["9", "18", "9", "1.285714286"]
     assert episode.turns[-1].action.content == "18"
 

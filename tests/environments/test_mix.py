@@ -51,16 +51,16 @@ def test_every_task_is_played_by_its_own_environment() -> None:
 
 
 def test_what_an_expert_waits_for_does_not_hold_up_the_others() -> None:
-    heard: list[str] = []
+    messages: list[str] = []
 
     class Slow(MathEnvironment):
         async def ready_expert(self, task: Task) -> None:
-            heard.append(f"ask {task.id}")
+            messages.append(f"ask {task.id}")
             await asyncio.sleep(0.05)
-            heard.append(f"told {task.id}")
+            messages.append(f"told {task.id}")
 
         def expert(self, task: Task) -> ScriptedPolicy:
-            assert f"told {task.id}" in heard
+            assert f"told {task.id}" in messages
             return super().expert(task)
 
     world, agent, renderer = Slow(), Agent(max_turns=4), Renderer(loader.load_tokenizer("tiny"))
@@ -68,7 +68,7 @@ def test_what_an_expert_waits_for_does_not_hold_up_the_others() -> None:
     planned = plan_attempts(world.tasks("train", 4), 1, 0)
     episodes = asyncio.run(run_episodes(planned, Slow, agent, engine, renderer))
     assert [e.outcome.value for e in episodes] == ["success"] * 4
-    assert [line.split()[0] for line in heard] == ["ask"] * 4 + ["told"] * 4
+    assert [line.split()[0] for line in messages] == ["ask"] * 4 + ["told"] * 4
 
 
 def test_tasks_are_those_of_the_members() -> None:
@@ -162,8 +162,8 @@ def test_a_curriculum_over_several_environments() -> None:
         {"affine:sat": {"levels": [3, 2]}, "math": {"levels": [1, 2, 3]}, "agentgym:textcraft": {"max_depth": 2}}
     )
     stream = TaskStream(world.tasks("train", 18), CurriculumSettings(), draw=3)
-    told = [{(t.environment, t.fields.get("level")) for t in level} for level in stream.levels]
-    assert told == [{("affine:sat", 2), ("math", 1), ("agentgym:textcraft", None)},
+    messages = [{(t.environment, t.fields.get("level")) for t in level} for level in stream.levels]
+    assert messages == [{("affine:sat", 2), ("math", 1), ("agentgym:textcraft", None)},
                     {("affine:sat", 3), ("math", 2)}, {("math", 3)}]  # fmt: skip
     assert {t.environment for t in stream.take(3)} == {"affine:sat", "math", "agentgym:textcraft"}
 

@@ -113,9 +113,9 @@ def test_plain_functions_run_in_a_thread_and_do_not_stop_other_episodes(tmp_path
         .replace("        return Step", "        time.sleep(0.2)\n        return Step")
     )
     path = write(tmp_path, "import time\n", HEAD, plain)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     assert [episode.outcome for episode in play(path, 16)] == [Outcome.SUCCESS] * 16
-    assert time.perf_counter() - begun < 16 * 0.2 - 0.2  # one after the other they take 3.2 s
+    assert time.perf_counter() - started < 16 * 0.2 - 0.2  # one after the other they take 3.2 s
 
 
 def test_plain_functions_may_be_overridden_and_may_return_something_to_await() -> None:

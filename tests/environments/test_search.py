@@ -86,7 +86,7 @@ def test_brief_tells_of_each_tool_in_one_line_and_changes_nothing_else(renderer:
     replies = [[[turn.reply for turn in episode.turns] for episode in episodes] for episodes in (long, short)]
     assert replies[0] == replies[1]
     lengths = [[len(run.ids) for e in episodes for run in e.sequences()] for episodes in (long, short)]
-    assert all(whole - brief > 140 for whole, brief in zip(*lengths, strict=True))
+    assert all(full - brief > 140 for full, brief in zip(*lengths, strict=True))
     assert "google_search" not in str(play("expert", renderer, 1, brief=True, tools=["answer"])[0].turns[0].messages)
 
 
@@ -148,22 +148,22 @@ def test_every_fact_is_found_first_or_beside_its_mirror_image() -> None:
         assert len(index.documents) == sum(KINDS[relation.subject] for relation in RELATIONS)
         for relation in RELATIONS:
             for subject, object in world.facts[relation.name].items():
-                found = [hit.document.text for hit in index.search(relation.query(subject), 2)]
-                assert relation.sentence(subject, object) in found[: 2 if relation.name == "teacher" else 1]
+                results = [hit.document.text for hit in index.search(relation.query(subject), 2)]
+                assert relation.sentence(subject, object) in results[: 2 if relation.name == "teacher" else 1]
 
 
 def test_facts_are_drawn_afresh_for_every_world() -> None:
     """Of two worlds' facts about things both know, hardly any agree: there is nothing to learn by heart."""
-    same = told = 0
-    known: dict[tuple[str, str], str] = {}
+    same = output = 0
+    expected: dict[tuple[str, str], str] = {}
     for number in range(200):
         for relation, pairs in make_world(f"train/0/{number}").facts.items():
             for subject, object in pairs.items():
-                told += (relation, subject) in known
-                same += known.get((relation, subject)) == object
-                known[relation, subject] = object
-    assert told > 500
-    assert same / told < 0.02
+                output += (relation, subject) in expected
+                same += expected.get((relation, subject)) == object
+                expected[relation, subject] = object
+    assert output > 500
+    assert same / output < 0.02
 
 
 def test_splits_share_neither_names_nor_tasks_and_are_the_same_everywhere() -> None:

@@ -30,9 +30,9 @@ HOST = "tests.environments.worker_hosts:Counter"
 
 @pytest.fixture
 def pool() -> Iterator[WorkerPool]:
-    made = WorkerPool(HOST, {"start": 10}, size=2, limit=30.0)
-    yield made
-    made.close()
+    result = WorkerPool(HOST, {"start": 10}, size=2, limit=30.0)
+    yield result
+    result.close()
 
 
 def gone(pids: list[int], seconds: float = 60.0) -> bool:
@@ -254,15 +254,15 @@ def test_few_engines_start_at_the_same_time() -> None:
         spans = asyncio.run(play())
     finally:
         many.close()
-    for begun, _ in spans:
-        assert sum(other <= begun < end for other, end in spans) <= MAX_CONCURRENT_STARTS
+    for started, _ in spans:
+        assert sum(other <= started < end for other, end in spans) <= MAX_CONCURRENT_STARTS
 
 
 def test_a_call_to_the_pool_does_not_block_the_event_loop(pool: WorkerPool) -> None:
     async def play() -> int:
         ticks = 0
-        asked = asyncio.create_task(pool.call("sleep", seconds=0.5))
-        while not asked.done():
+        request = asyncio.create_task(pool.call("sleep", seconds=0.5))
+        while not request.done():
             await asyncio.sleep(0.05)
             ticks += 1
         return ticks

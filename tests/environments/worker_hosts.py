@@ -79,9 +79,9 @@ class Slow:
     """An engine that takes its time to be made."""
 
     def __init__(self, seconds: float) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         time.sleep(seconds)
-        self.span = [begun, time.monotonic()]
+        self.span = [started, time.monotonic()]
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
         return {"made": self.made}

@@ -31,25 +31,25 @@ def make_result() -> Make:
         settings: Mapping[str, Any] | None = None,
     ) -> EvalResult:
         attempts = []
-        for place, given in enumerate(rewards):
-            tries = [None] if given is None else list(given) if isinstance(given, Sequence) else [given]
+        for index, value in enumerate(rewards):
+            tries = [None] if value is None else list(value) if isinstance(value, Sequence) else [value]
             for attempt, reward in enumerate(tries):
                 outcome = Outcome.ENV_ERROR if reward is None else Outcome.SUCCESS if reward >= 1 else Outcome.FAILURE
                 attempts.append(
                     AttemptResult(
-                        task=f"t{place}",
-                        cluster=contents[place] if contents else f"c{place}",
+                        task=f"t{index}",
+                        cluster=contents[index] if contents else f"c{index}",
                         attempt=attempt,
                         outcome=outcome,
                         reward=reward or 0.0,
                         turns=turns,
                         tokens=10 * turns,
                         invalid_replies=0,
-                        components=components[place] if components else {},
+                        components=components[index] if components else {},
                         env_metrics=figures or {},
                         seconds=0.5,
                         error="broke" if reward is None else None,
-                        goal=goals[place] if goals else None,
+                        goal=goals[index] if goals else None,
                     )
                 )
         most = max((len(r) for r in rewards if isinstance(r, Sequence)), default=1)

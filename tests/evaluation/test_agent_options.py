@@ -88,9 +88,9 @@ def test_modes_are_tested_in_a_matrix_and_what_differs_is_listed(make_result: Ma
     cold = replace(base, settings={**base.settings, "temperature": 0.0})
     rows = matrix([PolicyResults(r.policy, {r.panel: r}) for r in (cold, tools, hot)], "base")
     assert [row.record()["shown"] for row in rows] == [None, True, None]  # another temperature is no mode of an agent
-    said = notes(rows)
-    assert said[0] == "'base' and 'tools' differ in format the default and react, tools the default and ['calculator']."
-    assert "temperature 0.0 and 1.0" in said[1]
+    text = notes(rows)
+    assert text[0] == "'base' and 'tools' differ in format the default and react, tools the default and ['calculator']."
+    assert "temperature 0.0 and 1.0" in text[1]
 
 
 def test_a_comparison_for_a_gate_needs_the_same_agent_on_both_sides(make_result: Make) -> None:
@@ -98,14 +98,14 @@ def test_a_comparison_for_a_gate_needs_the_same_agent_on_both_sides(make_result:
     base = result(make_result, "base", [0] * 40)
     for recorded in ({"agent_options": {"system": "Think."}}, {"format": "react"}, {"roles": {"manager": "expert"}}):
         other = result(make_result, "other", [1] * 40, **recorded)
-        found = compare_pair(base, other)
-        assert found.conclusion is Conclusion.SETTINGS_DIFFER
-        assert found.decision.gate is Gate.WITHHELD
-        wanted = compare_pair(base, other, different_settings=True)
-        assert wanted.conclusion == "better"
-        assert wanted.decision.gate is Gate.WITHHELD
-        assert "The settings differ" in wanted.sentence
-    assert "role manager the default and expert" in wanted.sentence
+        results = compare_pair(base, other)
+        assert results.conclusion is Conclusion.SETTINGS_DIFFER
+        assert results.decision.gate is Gate.WITHHELD
+        expected = compare_pair(base, other, different_settings=True)
+        assert expected.conclusion == "better"
+        assert expected.decision.gate is Gate.WITHHELD
+        assert "The settings differ" in expected.sentence
+    assert "role manager the default and expert" in expected.sentence
 
 
 def test_another_judge_gives_no_verdict_even_in_a_matrix(make_result: Make) -> None:
@@ -153,8 +153,8 @@ def test_the_commands_print_what_differs(tmp_path: Path, capsys: pytest.CaptureF
         "experiments:\n- {name: plain}\n- {name: prompted, env-arg: 'system=Think.'}\n"
     )
     assert main(["matrix", "--config", str(config), "--out", str(tmp_path / "out")]) == 0
-    said = "'plain' and 'prompted' differ in system the default and Think.."
-    assert said in " ".join(capsys.readouterr().out.split())
-    assert said in (tmp_path / "out" / "matrix.md").read_text()
+    text = "'plain' and 'prompted' differ in system the default and Think.."
+    assert text in " ".join(capsys.readouterr().out.split())
+    assert text in (tmp_path / "out" / "matrix.md").read_text()
     assert main(["compare", str(tmp_path / "out" / "plain.json"), str(tmp_path / "out" / "prompted.json")]) == 1
     assert "different settings (system the default and Think.)" in " ".join(capsys.readouterr().out.split())

@@ -27,14 +27,14 @@ def policy(result: EvalResult, *more: EvalResult) -> PolicyResults:
 
 def test_success_of_distinct_tasks_is_mcnemar(make_result: Make) -> None:
     first, second = make_result("a", [1] * 10 + [0] * 30), make_result("b", [1] * 7 + [0] * 3 + [1] * 15 + [0] * 15)
-    found = compare_pair(first, second)
-    change = found.success
+    results = compare_pair(first, second)
+    change = results.success
     assert (change.gained, change.lost, change.test) == (15, 3, "mid-p McNemar")
-    assert change.p_value == mcnemar(15, 3)
+    assert change.p_value == mcnemar(15, 3, 40)
     assert change.interval == paired_rate_interval(15, 3, 40, 0.95)
     assert change.improvement == pytest.approx(22 / 10 - 1)
-    assert found.conclusion == "better"
-    assert "'b' is better than 'a' by 30.0 points" in found.sentence
+    assert results.conclusion == "better"
+    assert "'b' is better than 'a' by 30.0 points" in results.sentence
     assert compare_pair(second, first).conclusion == "worse"
 
 
@@ -74,9 +74,9 @@ def test_tasks_of_one_content_are_one_question(make_result: Make) -> None:
 
 
 def test_only_tasks_that_both_have_a_score_for(make_result: Make) -> None:
-    found = compare_pair(make_result("a", [1, None, 0, 0]), make_result("b", [1, 1, None, 1]))
-    assert (found.success.num_tasks, found.num_left_out) == (2, 2)
-    assert (found.success.baseline, found.success.trained) == (0.5, 1.0)
+    results = compare_pair(make_result("a", [1, None, 0, 0]), make_result("b", [1, 1, None, 1]))
+    assert (results.success.num_tasks, results.num_left_out) == (2, 2)
+    assert (results.success.baseline, results.success.trained) == (0.5, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -84,10 +84,10 @@ def test_only_tasks_that_both_have_a_score_for(make_result: Make) -> None:
     [([None], [1]), ([], []), ([1], [0]), ([1], [1]), ([0] * 5, [1] * 5), ([1] * 9, [1] * 9), ([0.5, 0.2], [0.5, 0.9])],
 )
 def test_ends_of_the_scale_have_an_answer(first: list[float], second: list[float], make_result: Make) -> None:
-    found = compare_policies([policy(make_result("a", first)), policy(make_result("b", second))])
-    text = json.dumps(found.record(), allow_nan=False)
+    results = compare_policies([policy(make_result("a", first)), policy(make_result("b", second))])
+    text = json.dumps(results.record(), allow_nan=False)
     assert json.loads(text)["comparisons"][0]["verdict"] in ("no difference shown", "better", "not known")
-    (comparison,) = found.comparisons
+    (comparison,) = results.comparisons
     assert comparison.sentence
     assert comparison.power_statement
     assert [cause.answer for cause in diagnose(comparison)]
@@ -110,13 +110,13 @@ def test_twenty_tasks_gained_are_no_certainty(make_result: Make) -> None:
 
 
 def test_no_difference_says_how_many_tasks_would_show_it(make_result: Make) -> None:
-    found = compare_pair(make_result("a", [1, 0] * 50), make_result("b", [1, 0] * 46 + [0, 1] * 3 + [1, 1]))
-    assert found.conclusion == "no difference shown"
-    assert "No difference shown between 'a' and 'b'" in found.sentence
-    needed = found.success.num_tasks_needed
+    results = compare_pair(make_result("a", [1, 0] * 50), make_result("b", [1, 0] * 46 + [0, 1] * 3 + [1, 1]))
+    assert results.conclusion == "no difference shown"
+    assert "No difference shown between 'a' and 'b'" in results.sentence
+    needed = results.success.num_tasks_needed
     assert needed is not None
     assert needed > 600
-    assert f"needs about {needed} tasks" in found.power_statement
+    assert f"needs about {needed} tasks" in results.power_statement
     same = compare_pair(make_result("a", [1, 0] * 50), make_result("b", [1, 0] * 50))
     assert same.success.num_more_tasks is None
     assert "no number of tasks shows" in same.power_statement
@@ -144,12 +144,12 @@ def test_p_values_are_corrected_over_policies_and_environments(make_result: Make
     c = policy(make_result("c", base, panel="x"), make_result("c", base, panel="y", environment="sat"))
     alone = compare_pair(a.results["x"], b.results["x"])
     assert alone.conclusion == "better"
-    found = compare_policies([a, b, c])
-    assert len(found.comparisons) == 4
-    assert found.comparisons[0].success.p_value == alone.success.p_value
-    assert found.comparisons[0].p_corrected == pytest.approx(4 * alone.success.p_value)
-    assert found.comparisons[0].conclusion == "no difference shown"
-    assert "after Holm over 4" in found.comparisons[0].sentence
+    results = compare_policies([a, b, c])
+    assert len(results.comparisons) == 4
+    assert results.comparisons[0].success.p_value == alone.success.p_value
+    assert results.comparisons[0].p_corrected == pytest.approx(4 * alone.success.p_value)
+    assert results.comparisons[0].conclusion == "no difference shown"
+    assert "after Holm over 4" in results.comparisons[0].sentence
 
 
 def test_dominance_is_in_the_record(make_result: Make) -> None:
@@ -163,11 +163,11 @@ def test_dominance_is_in_the_record(make_result: Make) -> None:
 def test_figures_and_parts_get_rows(make_result: Make) -> None:
     first = make_result("a", [1, 0], components=[{"answer": 1.0}, {"answer": 0.0}], figures={"depth": 2.0})
     second = make_result("b", [1, 1], components=[{"answer": 1.0}] * 2, figures={"depth": 3.0})
-    found = {c.name: c for c in compare_pair(first, second).deltas}
-    assert (found["Mean depth"].baseline, found["Mean depth"].trained) == (2.0, 3.0)
-    assert found["Mean depth"].improvement == 0.5
-    assert found["part answer"].difference == 0.5
-    assert "Accuracy (score > 0.5)" not in found  # the same as success here
+    results = {c.name: c for c in compare_pair(first, second).deltas}
+    assert (results["Mean depth"].baseline, results["Mean depth"].trained) == (2.0, 3.0)
+    assert results["Mean depth"].improvement == 0.5
+    assert results["part answer"].difference == 0.5
+    assert "Accuracy (score > 0.5)" not in results  # the same as success here
 
 
 def test_the_reward_that_rose_alone_is_named(make_result: Make) -> None:
@@ -206,14 +206,14 @@ def test_policies_get_distinct_names(make_result: Make, tmp_path: Path) -> None:
     for folder in ("one", "two"):
         make_result("same", [1, 0]).write(tmp_path / folder / "r.json")
     make_result("other", [1, 0]).write(tmp_path / "o.json")
-    places = [tmp_path / "one" / "r.json", tmp_path / "two" / "r.json", tmp_path / "o.json"]
-    names = [e.name for e in read_policy_results(places)]
+    paths = [tmp_path / "one" / "r.json", tmp_path / "two" / "r.json", tmp_path / "o.json"]
+    names = [e.name for e in read_policy_results(paths)]
     assert len(set(names)) == 3
-    assert [next(iter(e.results.values())).policy for e in read_policy_results(places)] == names
+    assert [next(iter(e.results.values())).policy for e in read_policy_results(paths)] == names
     with pytest.raises(UserError, match="given twice"):
-        read_policy_results([places[0], tmp_path / "one" / ".." / "one" / "r.json"])
+        read_policy_results([paths[0], tmp_path / "one" / ".." / "one" / "r.json"])
     with pytest.raises(UserError, match="at least two"):
-        read_policy_results(places[:1])
+        read_policy_results(paths[:1])
     make_result("same", [1, 1]).write(tmp_path / "one" / "again.json")
     with pytest.raises(UserError, match="two results on panel"):
-        read_policy_results([tmp_path / "one", places[2]])
+        read_policy_results([tmp_path / "one", paths[2]])

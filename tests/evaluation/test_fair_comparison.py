@@ -31,16 +31,16 @@ def test_other_decoding_settings_give_no_verdict_and_no_gate(make_result: Make) 
     greedy = {"stage": "sft", "temperature": 0.0, "top_p": 1.0, "max_tokens": 256, "seed": 0}
     sampled = {**greedy, "temperature": 1.0, "max_tokens": 12}
     first, second = make_result("a", [1] * 60, settings=greedy), make_result("b", [0] * 60, settings=sampled)
-    found = compare_pair(first, second)
-    assert found.conclusion is Conclusion.SETTINGS_DIFFER
-    assert not found.significant
-    assert "temperature 0.0 and 1.0, max_tokens 256 and 12" in found.sentence
-    assert "--different-settings" in found.sentence
-    assert found.decision.gate is Gate.WITHHELD
-    assert found.record()["differing_settings"] == {"temperature": [0.0, 1.0], "max_tokens": [256, 12]}
-    wanted = compare_pair(first, second, different_settings=True)
-    assert wanted.conclusion == "worse"
-    assert "The settings differ: temperature 0.0 and 1.0" in wanted.sentence
+    results = compare_pair(first, second)
+    assert results.conclusion is Conclusion.SETTINGS_DIFFER
+    assert not results.significant
+    assert "temperature 0.0 and 1.0, max_tokens 256 and 12" in results.sentence
+    assert "--different-settings" in results.sentence
+    assert results.decision.gate is Gate.WITHHELD
+    assert results.record()["differing_settings"] == {"temperature": [0.0, 1.0], "max_tokens": [256, 12]}
+    expected = compare_pair(first, second, different_settings=True)
+    assert expected.conclusion == "worse"
+    assert "The settings differ: temperature 0.0 and 1.0" in expected.sentence
     gain = compare_pair(second, first, different_settings=True)
     assert gain.conclusion == "better"
     assert gain.decision.gate is Gate.WITHHELD  # a deployment needs the same settings on both sides
@@ -55,22 +55,22 @@ def test_unscored_episodes_cannot_buy_a_verdict(make_result: Make) -> None:
     """150 of 300 solved; the trained policy errs on 60 of those and gains 30: formerly '+12.5, deploy'."""
     baseline = make_result("a", [1] * 150 + [0] * 150)
     trained = make_result("b", [None] * 60 + [1] * 90 + [1] * 30 + [0] * 120)
-    found = compare_pair(baseline, trained)
-    assert found.conclusions_both_ways == (Conclusion.BETTER, Conclusion.WORSE)
-    assert found.conclusion is Conclusion.NOT_KNOWN
-    assert found.decision.gate is Gate.WITHHELD
-    assert "Not known: 0 and 60 attempts have no score" in found.sentence
-    assert "as failures: -10.0 points" in found.sentence
-    record = json.loads(json.dumps(found.record(), allow_nan=False))
+    results = compare_pair(baseline, trained)
+    assert results.conclusions_both_ways == (Conclusion.BETTER, Conclusion.WORSE)
+    assert results.conclusion is Conclusion.NOT_KNOWN
+    assert results.decision.gate is Gate.WITHHELD
+    assert "Not known: 0 and 60 attempts have no score" in results.sentence
+    assert "as failures: -10.0 points" in results.sentence
+    record = json.loads(json.dumps(results.record(), allow_nan=False))
     assert record["verdict"] == "not known"
     assert record["unscored_as_failures"]["difference"] == pytest.approx(-0.1)
 
 
 def test_a_few_unscored_episodes_that_change_nothing_leave_the_verdict(make_result: Make) -> None:
-    found = compare_pair(make_result("a", [0] * 100), make_result("b", [None] * 2 + [1] * 60 + [0] * 38))
-    assert found.conclusion == "better"
-    assert found.unscored_as_failures is not None
-    assert found.unscored_as_failures.trained == pytest.approx(0.6)
+    results = compare_pair(make_result("a", [0] * 100), make_result("b", [None] * 2 + [1] * 60 + [0] * 38))
+    assert results.conclusion == "better"
+    assert results.unscored_as_failures is not None
+    assert results.unscored_as_failures.trained == pytest.approx(0.6)
 
 
 def test_unscored_ways_are_both_corrected_over_all_comparisons(make_result: Make) -> None:
@@ -84,16 +84,19 @@ def test_unscored_ways_are_both_corrected_over_all_comparisons(make_result: Make
     assert first.conclusion == "no difference shown"
 
 
-def test_interval_and_verdict_agree_for_five_tasks_all_gained(make_result: Make) -> None:
+def test_interval_and_verdict_agree_for_few_tasks_all_gained(make_result: Make) -> None:
     """Formerly 'No difference shown ... [+20.7, +100]' and '5 tasks show a difference of 117.7 points'."""
-    found = compare_pair(make_result("a", [0] * 5), make_result("b", [1] * 5))
-    assert (found.conclusion, found.success.p_value) == ("better", 0.03125)
+    found = compare_pair(make_result("a", [0] * 6), make_result("b", [1] * 6))
+    assert (found.conclusion, found.success.p_value, found.success.test) == ("better", 0.03125, "exact McNemar")
     assert found.success.interval.low > 0
-    assert found.record()["tests"]["exact McNemar"] == mcnemar_exact(5, 0) == 0.0625
-    four = compare_pair(make_result("a", [0] * 4), make_result("b", [1] * 4))
-    assert four.conclusion == "no difference shown"
-    assert four.success.interval.low <= 0
-    assert "show no difference, however large" in four.power_statement
+    assert found.record()["tests"]["exact McNemar"] == mcnemar_exact(6, 0) == 0.03125
+    five = compare_pair(make_result("a", [0] * 5), make_result("b", [1] * 5))
+    assert five.conclusion == "no difference shown"
+    assert five.success.interval.low <= 0
+    assert "show no difference, however large" in five.power_statement
+    sixth = compare_pair(make_result("a", [0] * 6), make_result("b", [1] * 5 + [0]))
+    assert (sixth.conclusion, sixth.success.p_value, sixth.success.test) == ("better", 0.03125, "mid-p McNemar")
+    assert sixth.record()["tests"]["exact McNemar"] == 0.0625
 
 
 @pytest.mark.parametrize("count", [3, 4, 5, 6, 8, 10, 20, 50, 100])
@@ -111,10 +114,10 @@ def test_variants_of_one_goal_are_one_unit(make_result: Make) -> None:
     goals = [f"goal {n // 50}" for n in range(300)]
     first = make_result("a", [0] * 300, goals=goals)
     second = make_result("b", [1] * 200 + [0] * 100, goals=goals)
-    found = compare_pair(first, second)
-    assert (found.success.num_tasks, found.success.num_clusters) == (300, 6)
-    assert found.conclusion == "no difference shown"  # 4 of 6 goals: p = 2 / 2^4
-    assert "300 tasks of 6 goals" in found.sentence
+    results = compare_pair(first, second)
+    assert (results.success.num_tasks, results.success.num_clusters) == (300, 6)
+    assert results.conclusion == "no difference shown"  # 4 of 6 goals: p = 2 / 2^4
+    assert "300 tasks of 6 goals" in results.sentence
     assert compare_pair(make_result("a", [0] * 300), make_result("b", [1] * 200 + [0] * 100)).conclusion == "better"
     narrow, wide = make_result("b", [1] * 200 + [0] * 100).interval(), second.interval()
     assert wide.high - wide.low > 5 * (narrow.high - narrow.low)

@@ -64,11 +64,11 @@ def test_the_lower_end_of_the_interval_decides(margin: float, gate: Gate) -> Non
 
 
 def test_the_sentence_has_points_relative_gain_error_reduction_and_intervals() -> None:
-    said = decide(improvement(0.5, 0.6, 0.02), True).sentence
-    assert said.startswith(
+    text = decide(improvement(0.5, 0.6, 0.02), True).sentence
+    assert text.startswith(
         "deploy, at +10.0 points [+8.0, +12.0], +20.0 % relative [+16.0, +24.0], 20.0 % fewer errors"
     )
-    assert "95 % intervals" in said
+    assert "95 % intervals" in text
     assert "the baseline is zero" in decide(improvement(0.0, 0.2), True).sentence
     worse = improvement(0.8, 0.6, 0.05).text()
     assert "-20.0 points" in worse

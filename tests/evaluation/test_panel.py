@@ -34,13 +34,13 @@ def test_more_attempts_begin_with_the_same_ones() -> None:
 
 
 def test_a_panel_file_is_the_panel(tmp_path: Path) -> None:
-    made = Panel(PANEL.tasks, 3, {"max_turns": 3, "options": {"levels": [1]}})
+    result = Panel(PANEL.tasks, 3, {"max_turns": 3, "options": {"levels": [1]}})
     path = tmp_path / "panel.json"
-    made.write(path)
-    assert read_panel(path) == made
-    assert read_panel(path).hash == made.hash
+    result.write(path)
+    assert read_panel(path) == result
+    assert read_panel(path).hash == result.hash
     listed = read_registry(path, "math", "test").tasks(MathEnvironment(), "test", 0)  # and a task registry besides
-    assert listed == list(made.tasks)
+    assert listed == list(result.tasks)
 
 
 @pytest.mark.parametrize(

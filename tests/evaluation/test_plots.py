@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from itertools import combinations
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from practicum.evaluation.compare import compare_policies
-from practicum.evaluation.plots import draw
+from practicum.evaluation.plots import draw, wrapped_name
 from practicum.evaluation.policy_results import PolicyResults
 from practicum.evaluation.result import EvalResult
 
@@ -42,9 +44,9 @@ def test_every_picture(make_result: Make, tmp_path: Path) -> None:
             make_result(name, [1] * (10 - share) + [0] * share, panel="y", environment="sat"),
         ]
         entries.append(PolicyResults(name, {r.panel: r for r in results}))
-    made = draw(compare_policies(entries), tmp_path / "out")
-    assert [path.name for path in made] == ["scores.png", "differences.png", "pareto.png", "curves.png"]
-    for path in made:
+    created = draw(compare_policies(entries), tmp_path / "out")
+    assert [path.name for path in created] == ["scores.png", "differences.png", "pareto.png", "curves.png"]
+    for path in created:
         picture = pixels(path)
         assert picture.shape[1] in (975, 2025)  # 3.25 or 6.75 inches at 300 dots each
         assert picture.std() > 0.05  # not an empty sheet
@@ -58,9 +60,9 @@ def test_a_picture_shows_its_numbers(make_result: Make, tmp_path: Path) -> None:
             PolicyResults(n, {"p": make_result(n, [1] * k + [0] * (20 - k), panel="p")})
             for n, k in (("a", 10), ("b", share))
         ]
-        made = draw(compare_policies(entries), tmp_path / str(share))
-        assert [path.name for path in made] == ["scores.png", "differences.png"]
-        return pixels(made[0])[:, :, :3]
+        created = draw(compare_policies(entries), tmp_path / str(share))
+        assert [path.name for path in created] == ["scores.png", "differences.png"]
+        return pixels(created[0])[:, :, :3]
 
     blue = np.array([0x1F, 0x6F, 0xEB]) / 255
 
@@ -101,5 +103,65 @@ def test_a_run_without_rewards_has_no_curve(make_result: Make, tmp_path: Path) -
     entries = [
         PolicyResults(name, {"p": make_result(name, [1, 0] * 5, panel="p", settings=settings)}) for name in ("a", "b")
     ]
-    made = draw(compare_policies(entries), tmp_path / "out")
-    assert [path.name for path in made] == ["scores.png", "differences.png"]
+    created = draw(compare_policies(entries), tmp_path / "out")
+    assert [path.name for path in created] == ["scores.png", "differences.png"]
+
+
+LONG = "runs/experiments/2026-11-19/grpo-without-kl/lr-2e-4_seed-1"
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(("policies", "environments"), [(2, 1), (12, 1), (7, 4)])
+def test_no_label_is_cut_or_lies_over_another(
+    policies: int, environments: int, make_result: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of long names: each label is complete and lies within the picture."""
+    import matplotlib.figure
+    from matplotlib.text import Text
+
+    seen: dict[str, dict[Any, Any]] = {}
+    sizes: dict[str, Any] = {}
+
+    def saved(figure: Any, path: Path, **options: Any) -> None:
+        if path.stem in seen:
+            return
+        figure.draw_without_rendering()
+        ticks = [(tick, sorted(axis.get_view_interval())) for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)
+                 for tick in axis.get_major_ticks()]  # fmt: skip
+        beyond = {tick.label1 for tick, (low, high) in ticks if not low <= tick.get_loc() <= high}  # not drawn
+        texts = [t for t in figure.findobj(Text) if t.get_visible() and t.get_text().strip() and t not in beyond]
+        seen[path.stem] = {text: text.get_window_extent() for text in texts}
+        sizes[path.stem] = figure.bbox
+
+    monkeypatch.setattr(matplotlib.figure.Figure, "savefig", saved)
+    row = {"reward/mean": 0.5, "val/success/mean": 0.5, "val/success/low": 0.4, "val/success/high": 0.6, "val/n": 30}
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps({"step": n, **row}) + "\n" for n in range(9)))
+    names = ["base", *(f"{LONG}/{number}" for number in range(policies - 1))]
+    panels = {f"panel-{n}": f"agentgym:environment-{n}" for n in range(environments)}
+    settings = {"run": str(tmp_path)}
+    entries = [
+        PolicyResults(
+            name,
+            {p: make_result(name, [1, 0] * 10, panel=p, environment=e, settings=settings) for p, e in panels.items()},
+        )
+        for name in names
+    ]
+    draw(compare_policies(entries), tmp_path / "out")
+    assert set(seen) == {"scores", "differences", "curves"} | ({"pareto"} if environments > 1 else set())
+    for picture, boxes in seen.items():
+        cut = [text.get_text() for text, box in boxes.items() if min(box.x0, box.y0) < 0 or
+               box.x1 > sizes[picture].width or box.y1 > sizes[picture].height]  # fmt: skip
+        assert cut == [], picture
+        over = [(a.get_text(), b.get_text()) for a, b in combinations(boxes, 2) if boxes[a].overlaps(boxes[b])]
+        assert over == [], picture
+        written = "".join("".join(text.get_text() for text in boxes).split())
+        assert "n=" in written
+        assert "95%intervals" in written
+        assert [name for name in names[1:] if name not in written] == []
+
+
+def test_a_name_is_broken_after_a_separator_and_stays_complete() -> None:
+    assert wrapped_name("runs/sft-2", 24) == "runs/sft-2"
+    assert wrapped_name(LONG, 24).split("\n") == ["runs/experiments/2026-", "11-19/grpo-without-kl/", "lr-2e-4_seed-1"]
+    assert wrapped_name("x" * 30, 12).split("\n") == [12 * "x", 12 * "x", 6 * "x"]
+    assert wrapped_name("the best of all", 9) == "the best\nof all"

@@ -31,17 +31,17 @@ def test_rl_before_sft_before_base(tmp_path: Path) -> None:
     assert find(str(run)).stage == "sft"
     model(run / "dpo_final")
     assert find(str(run)).stage == "dpo"
-    found = model(run / "rl" / "model")
-    assert (find(str(run)).stage, find(str(run)).model) == ("rl", str(found))
-    assert find(str(found)).stage == "model"
+    result = model(run / "rl" / "model")
+    assert (find(str(run)).stage, find(str(run)).model) == ("rl", str(result))
+    assert find(str(result)).stage == "model"
 
 
 def test_paper_003s_folders(tmp_path: Path) -> None:
     model(tmp_path / "sft_final")
     assert find(str(tmp_path)).stage == "sft"
     adapter(tmp_path / "rl_final", "tiny")
-    found = find(str(tmp_path))
-    assert (found.stage, found.model, found.adapter) == ("rl", "tiny", str(tmp_path / "rl_final"))
+    result = find(str(tmp_path))
+    assert (result.stage, result.model, result.adapter) == ("rl", "tiny", str(tmp_path / "rl_final"))
 
 
 def test_a_stages_own_folder_and_its_metrics(tmp_path: Path) -> None:

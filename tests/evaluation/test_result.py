@@ -90,20 +90,22 @@ def test_rewards_beyond_one_get_a_t_interval(make_result: Make) -> None:
 
 
 def test_a_file_is_read_as_it_was_written(make_result: Make, tmp_path: Path) -> None:
-    made = make_result("π\ud800", [[1, 0.25], [None, 1], [0, 0]], components=[{"a": 1.0}] * 3, figures={"depth": 2.0})
-    path = tmp_path / "r.json"
-    made.write(path)
-    found = read_result(path)
-    assert found.attempts == made.attempts
-    assert (found.panel, found.attempts_per_task, found.num_tasks) == (
-        made.panel,
-        made.attempts_per_task,
-        made.num_tasks,
+    created = make_result(
+        "π\ud800", [[1, 0.25], [None, 1], [0, 0]], components=[{"a": 1.0}] * 3, figures={"depth": 2.0}
     )
-    assert found.metrics() == made.metrics()
+    path = tmp_path / "r.json"
+    created.write(path)
+    results = read_result(path)
+    assert results.attempts == created.attempts
+    assert (results.panel, results.attempts_per_task, results.num_tasks) == (
+        created.panel,
+        created.attempts_per_task,
+        created.num_tasks,
+    )
+    assert results.metrics() == created.metrics()
     record = json.loads(path.read_bytes())
-    assert record["aggregated_metrics"]["success_rate"] == made.success_rate  # HTDAG's jq line
-    assert [row["success"] for row in record["individual_results"]] == [s.success for s in made.attempts]
+    assert record["aggregated_metrics"]["success_rate"] == created.success_rate  # HTDAG's jq line
+    assert [row["success"] for row in record["individual_results"]] == [s.success for s in created.attempts]
     assert record["n"] == 5
 
 
@@ -190,11 +192,11 @@ def test_folders_of_results(make_result: Make, tmp_path: Path) -> None:
 
 def test_aggregates_over_environments(make_result: Make) -> None:
     """Weighted by episodes, but success counts every environment the same."""
-    found = aggregate(
+    results = aggregate(
         [make_result("p", [1, 1, 1, 0]), make_result("p", [0.6, 0.2], panel="b"), make_result("p", [None])]
     )
-    assert (found.environments, found.episodes) == (2, 6)
-    assert found.weighted_accuracy == pytest.approx(4 / 6)
-    assert found.weighted_mean_score == pytest.approx(3.8 / 6)
-    assert found.overall_success_rate == pytest.approx((0.75 + 0) / 2)
+    assert (results.environments, results.episodes) == (2, 6)
+    assert results.weighted_accuracy == pytest.approx(4 / 6)
+    assert results.weighted_mean_score == pytest.approx(3.8 / 6)
+    assert results.overall_success_rate == pytest.approx((0.75 + 0) / 2)
     assert math.isnan(aggregate([]).weighted_accuracy)

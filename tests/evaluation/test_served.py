@@ -93,8 +93,8 @@ class Served:
 def served(monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
     monkeypatch.setattr(chat_client, "FAULT_WAIT_SECONDS", (0.01, 0.01))
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    with Served() as found:
-        yield found
+    with Served() as result:
+        yield result
 
 
 def command(served: Served, out: Path | None = None, *more: str) -> list[str]:
@@ -172,10 +172,10 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
-    begun = time.monotonic()
+    started = time.monotonic()
     assert main(["eval", "--env", "math", "--url", url, "--policy", "m"]) == 2
     assert f"No server answers at {url} (" in said(capsys)
-    assert time.monotonic() - begun < 30  # not three hundred tasks' retries
+    assert time.monotonic() - started < 30  # not three hundred tasks' retries
 
 
 def test_a_model_that_the_server_has_not(served: Served, capsys: pytest.CaptureFixture[str]) -> None:

@@ -69,17 +69,17 @@ def example_of(record: type) -> Any:
 
 
 def records() -> dict[str, Any]:
-    found: dict[str, Any] = {"Turn in full": TURN, "Trajectory in full": EPISODE, "Task in full": TASK}
-    found["Attempt in full"] = plan_attempts([TASK], 1, 0)[0]
+    matches: dict[str, Any] = {"Turn in full": TURN, "Trajectory in full": EPISODE, "Task in full": TASK}
+    matches["Attempt in full"] = plan_attempts([TASK], 1, 0)[0]
     quickstart = importlib.import_module("practicum.quickstart")
-    found["QuickstartSettings"] = quickstart.default_plan(0)
+    matches["QuickstartSettings"] = quickstart.default_plan(0)
     for name in MODULES:
         module = importlib.import_module(f"practicum.{name}")
         for kind in vars(module).values():
             own = inspect.isclass(kind) and dataclasses.is_dataclass(kind) and kind.__module__ == module.__name__
-            if own and kind.__name__ not in (*found, *EXCEPTIONS):
-                found[f"{name}.{kind.__name__}"] = functools.partial(example_of, kind)
-    return found
+            if own and kind.__name__ not in (*matches, *EXCEPTIONS):
+                matches[f"{name}.{kind.__name__}"] = functools.partial(example_of, kind)
+    return matches
 
 
 EXCEPTIONS = {
@@ -93,8 +93,8 @@ RECORDS = records()
 
 @pytest.mark.parametrize("name", RECORDS)
 def test_a_record_can_be_pickled_and_copied(name: str) -> None:
-    made = RECORDS[name]
-    record = made() if isinstance(made, functools.partial) else made
+    result = RECORDS[name]
+    record = result() if isinstance(result, functools.partial) else result
     for protocol in (2, pickle.HIGHEST_PROTOCOL):
         assert pickle.loads(pickle.dumps(record, protocol)) == record
     assert copy.deepcopy(record) == record

@@ -101,13 +101,13 @@ def test_the_record_is_what_the_engine_saw_and_said(rolled: tuple[list[Trajector
     for episode in episodes:
         (run,) = episode.sequences()
         at = 0
-        for (asked, reply), turn in zip(witness.seen[session_of(episode)], episode.turns, strict=True):
-            end = len(asked.ids) + len(reply.ids)
-            assert run.ids[: len(asked.ids)] == asked.ids
-            assert run.ids[len(asked.ids) : end] == reply.ids
-            assert not any(run.sampled[at : len(asked.ids)])
-            assert all(run.sampled[len(asked.ids) : end])
-            assert run.logprobs[len(asked.ids) : end] == reply.logprobs
+        for (requests, reply), turn in zip(witness.seen[session_of(episode)], episode.turns, strict=True):
+            end = len(requests.ids) + len(reply.ids)
+            assert run.ids[: len(requests.ids)] == requests.ids
+            assert run.ids[len(requests.ids) : end] == reply.ids
+            assert not any(run.sampled[at : len(requests.ids)])
+            assert all(run.sampled[len(requests.ids) : end])
+            assert run.logprobs[len(requests.ids) : end] == reply.logprobs
             assert turn.spans[-1].origin is Origin.SAMPLED
             at = end
         assert at == len(run.ids)
@@ -134,12 +134,12 @@ def test_a_reply_cut_short_is_closed_by_the_template_and_not_trained(
     episodes, witness, _ = rolled
     cut = 0
     for episode in episodes:
-        asked = [request for request, _ in witness.seen[session_of(episode)]]
+        requests = [request for request, _ in witness.seen[session_of(episode)]]
         for number, turn in enumerate(episode.turns[:-1]):
             if turn.stop_reason.value == "length":
                 cut += 1
                 following = episode.turns[number + 1].spans[0]
                 assert following.origin is Origin.TEMPLATE
-                held = len(asked[number].ids) + len(turn.spans[-1].ids)
-                assert asked[number + 1].ids[held] == following.ids[0]
+                held = len(requests[number].ids) + len(turn.spans[-1].ids)
+                assert requests[number + 1].ids[held] == following.ids[0]
     assert cut > 0

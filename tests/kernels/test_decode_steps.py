@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from practicum.chat.renderer import Renderer
-from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.base import MAX_TOP_LOGPROBS, Generation, Request, Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
 from practicum.kernels.paged_kv import LayerPages
@@ -172,3 +172,30 @@ def test_constrained_replies_are_those_of_the_cpu(steps: int, renderer: Renderer
     assert [reply.stop_reason for reply in replies] == [reply.stop_reason for reply in expected]
     for mine, other in zip(replies, expected, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+
+
+def test_the_most_likely_tokens_are_those_of_the_cpu(renderer: Renderer) -> None:
+    """Beside requests that do not ask for them; filtered, greedy and constrained ones too. Replies stay the same."""
+    from practicum.engines.local.cuda_runner import CudaRunner
+
+    model = build_model("llama")
+    sampling = [Sampling(1.0), Sampling(0.7, top_k=5), Sampling(0.0), Sampling(1.3, top_p=0.8)]
+    plain = make_requests([range(30, 36 + number % 5) for number in range(10)], [*sampling, *sampling, *sampling[:2]])
+    plain[9] = replace(plain[9], response_format={"type": "choice", "choice": ["x", "yz"]})
+    asked = [replace(one, top_logprobs=(3, 0, MAX_TOP_LOGPROBS)[number % 3]) for number, one in enumerate(plain)]
+
+    def play_on_gpu(requests: list[Request]) -> list[Generation]:
+        engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=3, runner=CudaRunner)
+        return play(engine, requests)
+
+    expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
+    replies = play_on_gpu(asked)
+    assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
+    assert [reply.logprobs for reply in replies] == [reply.logprobs for reply in play_on_gpu(plain)]
+    assert {len(top) for top in replies[5].top_logprobs} == {5}, "top-k leaves five of the twenty that were asked for"
+    for request, mine, other in zip([*asked, asked[0]], replies, expected, strict=True):
+        assert len(mine.top_logprobs) == (len(mine.ids) if request.top_logprobs else 0)
+        for found, known in zip(mine.top_logprobs, other.top_logprobs, strict=True):
+            assert len(found) <= request.top_logprobs
+            assert [value for _, value in found] == pytest.approx([value for _, value in known], abs=1e-4)
+            assert dict(found) == pytest.approx(dict(known), abs=1e-4)

@@ -36,7 +36,7 @@ MakeEngine = Callable[..., LocalEngine]
 
 def contents(cache: CudaKVCache, entry: CachedPrefix) -> torch.Tensor:
     """The keys and values of a cached prefix [layers, 2, K, tokens, D]."""
-    pages = [cache.pool.chunks[page.location[0]][page.location[1]] for page in entry.kv]
+    pages = [cache.pool.chunks[page.location[0]][:, page.location[1]] for page in entry.kv]
     return torch.cat(pages, 3)[..., : len(entry.ids), :].clone()
 
 
@@ -131,7 +131,7 @@ def test_more_sessions_than_slots(make: MakeEngine) -> None:
 
 def test_a_bound_that_is_far_too_small_changes_no_reply(make: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests wait, and some are begun anew while decode calls with them are under way."""
-    monkeypatch.setattr("practicum.engines.local.cuda_kv_cache.MIN_CHUNK_BYTES", 1)
+    monkeypatch.setattr("practicum.engines.local.cuda_kv_cache.CHUNK_BYTES", 1)
 
     async def work(engine: LocalEngine) -> list[Generation]:
         asked = (request(ids_of(number, 40 + 9 * number), "", number, 40) for number in range(5))

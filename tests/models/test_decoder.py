@@ -90,16 +90,18 @@ def test_the_fused_weights_are_the_parameters() -> None:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_gradients_equal_hugging_face(name: str) -> None:
     """Weights that are multiplied side by side get each its own gradient, biases included."""
-    ids, wanted = torch.randint(0, 97, (2, 30)), torch.randn(2, 30, 97)
+    ids, target = torch.randint(0, 97, (2, 30)), torch.randn(2, 30, 97)
     theirs = build(name)
-    (theirs(ids).logits * wanted).sum().backward()
+    (theirs(ids).logits * target).sum().backward()
     ours = build(name)
     decoder = Decoder(ours)
-    (decoder.logits(decoder.hidden(ids, torch.arange(30).expand(2, 30), causal)) * wanted).sum().backward()
-    for (label, expected), found in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+    (decoder.logits(decoder.hidden(ids, torch.arange(30).expand(2, 30), causal)) * target).sum().backward()
+    for (label, expected), result in zip(theirs.named_parameters(), ours.parameters(), strict=True):
         assert expected.grad is not None
-        assert found.grad is not None
-        assert torch.allclose(found.grad, expected.grad, rtol=1e-4, atol=1e-4 * float(expected.grad.abs().max())), label
+        assert result.grad is not None
+        assert torch.allclose(result.grad, expected.grad, rtol=1e-4, atol=1e-4 * float(expected.grad.abs().max())), (
+            label
+        )
 
 
 def test_a_second_decoder_takes_no_weights_from_the_first() -> None:

@@ -68,14 +68,14 @@ def test_keys_of_train(no_gpu: None) -> None:
     assert settings.resolve_device(config) == Device()
     assert (config.trainer.device, config.actor_rollout_ref.model.dtype) == ("cpu", "float32")
     assert settings.max_num_seqs(config, Device()) == 64
-    for override, said in (
+    for override, text in (
         ("trainer.device=cuda", "trainer.device=cuda, but no CUDA GPU is to be seen here; set it to cpu (or auto)."),
         ("trainer.device=gpu", "trainer.device=gpu is no device."),
         ("actor_rollout_ref.model.dtype=half", "actor_rollout_ref.model.dtype=half is not a dtype of weights."),
     ):
         with pytest.raises(UserError) as raised:
             settings.find_device(resolve_train([override]).config)
-        assert said in str(raised.value)
+        assert text in str(raised.value)
 
 
 def test_on_a_gpu_a_step_is_larger(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,10 +51,10 @@ def test_text_is_that_of_the_chat_template() -> None:
 def test_packed_rows_hold_whole_documents() -> None:
     tokenizer = tiny.build_tokenizer()
     packed = data.pack(data.documents(tokenizer, 4, LONGEST), 8, 1024)
-    known = {tuple(item.ids) for item in itertools.islice(data.documents(tokenizer, 4, LONGEST), 400)}
+    expected = {tuple(item.ids) for item in itertools.islice(data.documents(tokenizer, 4, LONGEST), 400)}
     for ids, document in zip(packed.ids, packed.document, strict=True):
         for number in range(1, int(document.max()) + 1):
-            assert tuple(ids[document == number]) in known
+            assert tuple(ids[document == number]) in expected
     assert (packed.document > 0).mean() > 0.9
 
 

@@ -21,9 +21,9 @@ def int8_weights(weight: Tensor) -> tuple[Tensor, Tensor]:
 def test_a_weight_is_off_by_half_a_step_of_its_row_at_most() -> None:
     torch.manual_seed(0)
     weight = torch.randn(24, 40) * torch.logspace(-2, 2, 24)[:, None]
-    found = quantisation.dequantised(*int8_weights(weight), torch.float32)
+    result = quantisation.dequantised(*int8_weights(weight), torch.float32)
     step = weight.abs().amax(1, keepdim=True) / quantisation.INT8_MAX
-    assert float(((found - weight).abs() / step).max()) <= 0.5 + 1e-4
+    assert float(((result - weight).abs() / step).max()) <= 0.5 + 1e-4
     assert quantisation.dequantised(*int8_weights(weight), torch.bfloat16).dtype == torch.bfloat16
 
 
@@ -34,15 +34,15 @@ def test_product_and_gradient_are_those_of_the_dequantised_weights(biased: bool)
     bias = torch.randn(24) if biased else None
     x = torch.randn(3, 5, 40, requires_grad=True)
     exact = x.detach().double().requires_grad_()
-    found = quantisation.Int8Linear.apply(x, integers, scale, bias)
+    result = quantisation.Int8Linear.apply(x, integers, scale, bias)
     weight = integers.double() * scale.double()[:, None] / 127
     expected = F.linear(exact, weight, None if bias is None else bias.double())
-    gradient = torch.randn_like(found)
-    found.backward(gradient)
+    gradient = torch.randn_like(result)
+    result.backward(gradient)
     expected.backward(gradient.double())
     assert x.grad is not None
     assert exact.grad is not None
-    assert torch.allclose(found.double(), expected, atol=1e-4)
+    assert torch.allclose(result.double(), expected, atol=1e-4)
     assert torch.allclose(x.grad.double(), exact.grad, atol=1e-4)
 
 

@@ -45,11 +45,11 @@ def test_all_eight_environments_through_all_stages(tmp_path: Path, capsys: pytes
     recipe, out = tmp_path / "small.yaml", tmp_path / "out"
     recipe.write_text(yaml.safe_dump(shrunk(yaml.safe_load(RECIPE.read_text()), tmp_path)))
     assert main(["pipeline", f"recipe={recipe}"]) == 0
-    told = capsys.readouterr().out
+    output = capsys.readouterr().out
 
     assert len(list((out / "collect").rglob("*__attempt_0.jsonl"))) == 32
-    assert "Epoch 1: train_loss=" in told
-    assert "Rollout 1/1: reward=" in told
+    assert "Epoch 1: train_loss=" in output
+    assert "Rollout 1/1: reward=" in output
     for rung in ("sft", "rl"):
         adapter = json.loads((out / rung / "model" / "adapter_config.json").read_text())
         assert (adapter["r"], adapter["lora_alpha"]) == (64, 128)

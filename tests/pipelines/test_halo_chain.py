@@ -37,8 +37,8 @@ def url() -> Iterator[str]:
     async def serve() -> None:
         base = ModelLoader(Device(), max_num_seqs=8).load_base("Qwen3-4B-Instruct-2507", resolve_model("tiny"))
         models = ServedModels(base)
-        async with serve_in_background(make_app(ModelServer(models)), listen("127.0.0.1", 0)) as found:
-            address.append(found)
+        async with serve_in_background(make_app(ModelServer(models)), listen("127.0.0.1", 0)) as results:
+            address.append(results)
             started.set()
             while not stop.is_set():
                 await asyncio.sleep(0.05)

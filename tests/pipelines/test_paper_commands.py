@@ -42,8 +42,8 @@ def run_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *mor
     monkeypatch.setenv("PRACTICUM_SEARCH_CORPUS", str(corpus))
     monkeypatch.setenv("WANDB_MODE", "offline")
     files = [f"data.train_files={data}", f"data.val_files={data}", f"trainer.default_local_dir={tmp_path}"]
-    given = [part for part in COMMANDS[name] if not part.startswith(SERVER_KEYS)]
-    return main(["train", *given, *SMALL, *files, *more])
+    value = [part for part in COMMANDS[name] if not part.startswith(SERVER_KEYS)]
+    return main(["train", *value, *SMALL, *files, *more])
 
 
 def check_run(folder: Path) -> None:

@@ -64,13 +64,13 @@ def killed_leg(recipe: Path, out: Path, part: str, count: int) -> int:
 
 def scores(out: Path) -> dict[str, Any]:
     """What every examination found, without the clock."""
-    found = {}
+    matches = {}
     for path in sorted(out.glob("eval/*/*.json")):
-        whole = json.loads(path.read_text())
-        found[str(path.relative_to(out))] = [
-            whole["panel"], [{**row, "seconds": None} for row in whole["individual_results"]]
+        full = json.loads(path.read_text())
+        matches[str(path.relative_to(out))] = [
+            full["panel"], [{**row, "seconds": None} for row in full["individual_results"]]
         ]  # fmt: skip
-    return found
+    return matches
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +97,11 @@ def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytes
     assert baseline["environments"] == results["rungs"]["base"]["environments"]
     before = (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns
     assert main(["pipeline", f"recipe={recipe}", f"output_dir={whole}"]) == 0
-    told = capsys.readouterr().out
-    assert told.count("done before") == 6
-    assert "intervals of" in told
+    output = capsys.readouterr().out
+    assert output.count("done before") == 6
+    assert "intervals of" in output
     assert (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns == before
-    assert max(map(len, told.splitlines()[:-1])) <= 120
+    assert max(map(len, output.splitlines()[:-1])) <= 120
     # RL, then SFT, then base: what `practicum eval --policy OUT` finds.
     from practicum.evaluation.policy_ref import find
 
@@ -139,24 +139,24 @@ def test_what_a_later_stage_reads_may_change_until_it_begins(
 ) -> None:
     out = tmp_path / "out"
     shutil.copytree(whole, out)
-    asked = ["pipeline", f"recipe={recipe}", f"output_dir={out}"]
+    requests = ["pipeline", f"recipe={recipe}", f"output_dir={out}"]
     spent = json.loads((out / "stages.json").read_text())
     (out / "stages.json").write_text(json.dumps({name: spent[name] for name in ("collect", "eval-base", "sft")}))
     (out / "pipeline.yaml").write_text((whole / "pipeline.yaml").read_text().replace(str(whole), str(out)))
-    assert main([*asked, "rl_training.gamma=0.5", "--until", "sft"]) == 0  # practice has not begun
+    assert main([*requests, "rl_training.gamma=0.5", "--until", "sft"]) == 0  # practice has not begun
     assert "gamma: 0.5" in (out / "pipeline.yaml").read_text()
-    assert main([*asked, "training.learning_rate=0.5", "--until", "sft"]) == 2  # imitation has
+    assert main([*requests, "training.learning_rate=0.5", "--until", "sft"]) == 2  # imitation has
     assert "holds a pipeline with training.learning_rate=" in capsys.readouterr().err
 
 
 def test_tasks_that_are_missing_are_said_before_anything_is_played(
     recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["pipeline", f"recipe={recipe}", f"output_dir={tmp_path / 'out'}", "evaluation.num_eval_samples=500"]
-    assert main(asked) == 2
-    told = capsys.readouterr()
-    assert "127 different 'test' tasks" in told.err
-    assert "collect" not in told.out
+    requests = ["pipeline", f"recipe={recipe}", f"output_dir={tmp_path / 'out'}", "evaluation.num_eval_samples=500"]
+    assert main(requests) == 2
+    output = capsys.readouterr()
+    assert "127 different 'test' tasks" in output.err
+    assert "collect" not in output.out
     assert not (tmp_path / "out").exists()  # so that the same folder serves once the number is right
 
 
@@ -211,8 +211,8 @@ def test_what_cannot_work_is_said_at_once(overrides: list[str], message: str) ->
 
 
 def test_tracking_and_the_value_networks_rate_reach_the_rl_stage() -> None:
-    asked = ["rl_training.value_learning_rate=2e-4", "tracking.use_wandb=true", "tracking.wandb_project=mine"]
-    train = stages.rl_config(stages.resolve(asked).config)
+    requests = ["rl_training.value_learning_rate=2e-4", "tracking.use_wandb=true", "tracking.wandb_project=mine"]
+    train = stages.rl_config(stages.resolve(requests).config)
     assert train.critic.optim.lr == 2e-4
     assert (train.trainer.logger, train.trainer.project_name) == (["wandb"], "mine")
     assert stages.rl_config(stages.resolve([]).config).trainer.logger == []
@@ -280,9 +280,9 @@ def test_affines_own_yaml_loads_as_its_authors_wrote_it(
     assert stages.rl_config(stages.resolve([f"recipe={recipe}"]).config).critic.vf_coef == 0.25
     assert main(["pipeline", f"recipe={recipe}", f"output_dir={tmp_path / 'out'}"]) == 2
     error = capsys.readouterr().err
-    place = tmp_path / "cache" / "datasets" / "satpalsr--rl-python.jsonl"
+    location = tmp_path / "cache" / "datasets" / "satpalsr--rl-python.jsonl"
     assert "pip install 'practicum[datasets]'" in error
-    assert f"put its rows into a file of JSON lines at '{place}'" in error
+    assert f"put its rows into a file of JSON lines at '{location}'" in error
 
 
 def test_the_rows_of_a_hub_id_are_read_through_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

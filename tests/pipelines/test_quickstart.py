@@ -22,6 +22,8 @@ from practicum.quickstart import DEMONSTRATIONS, LEVELS, RL_LEVELS, Quickstart, 
 from practicum.task import Task
 from practicum.training import build
 from practicum.training.sft import planned_steps
+from tests.report.browser_pages import Watched
+from tests.report.report_files import CHROMIUM, a_browser
 
 from .short_problems import ShortProblems
 
@@ -61,6 +63,23 @@ def test_curve_episodes_and_model_are_written(finished: Path) -> None:
     assert (finished / "rl" / "model" / "model.safetensors").exists()
 
 
+@pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
+def test_its_page_has_the_stages_in_order_with_their_verdicts(finished: Path, tmp_path: Path) -> None:
+    pytest.importorskip("playwright.sync_api")
+    path = tmp_path / "report.html"
+    assert main(["report", str(finished), "-o", str(path)]) == 0
+    with a_browser() as browser, Watched(browser) as watched:
+        watched.page.goto(path.as_uri())
+        block = watched.page.locator("#result .result").first
+        rows = [" ".join(text.split()) for text in block.locator("tbody tr").all_inner_texts()]
+        assert [row.split()[0] for row in rows] == ["base", "sft", "rl"]
+        assert "baseline" in rows[0]
+        assert "better than base" in rows[1]
+        assert "better than sft" in rows[2]
+        assert "better than base" in rows[2]
+        assert block.locator("p.headline b").first.inner_text().startswith("rl − sft: +")
+
+
 def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -91,19 +110,19 @@ def test_a_folder_holds_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_problems_of_all_stages_have_all_levels_and_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found: dict[str, list[Task]] = {}
+    results: dict[str, list[Task]] = {}
 
     async def stages(quick: Quickstart) -> None:
         demonstrations = await quick.collect_demonstrations()
         assert all(episode.reward == 1 for episode in demonstrations)
-        found["demonstrations"] = [episode.task for episode in demonstrations]
-        found["RL"] = quick.rl_tasks(12)
-        found["evaluation"] = list(quick.panel.tasks)
+        results["demonstrations"] = [episode.task for episode in demonstrations]
+        results["RL"] = quick.rl_tasks(12)
+        results["evaluation"] = list(quick.panel.tasks)
 
     monkeypatch.setattr(Quickstart, "run_stages", stages)
     asyncio.run(Quickstart(tmp_path, 0, default_plan(0, demonstrations=50), say=lambda text: None).run())
-    assert all(levels_of(tasks) == {1, 2, 3, 4} for tasks in found.values())
-    questions = [task.fields["question"] for tasks in found.values() for task in tasks]
+    assert all(levels_of(tasks) == {1, 2, 3, 4} for tasks in results.values())
+    questions = [task.fields["question"] for tasks in results.values() for task in tasks]
     assert len(set(questions)) == len(questions)
 
 

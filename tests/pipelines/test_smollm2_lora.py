@@ -36,8 +36,8 @@ def test_an_epoch_over_200_demonstrations(tmp_path: Path) -> None:
     assert ours.adapter is not None
     base = loader.load("smollm2").model
     with torch.no_grad():
-        expected, found, beneath = plain(ids).logits, ours.adapter(ids).logits, base(ids).logits
-    assert torch.equal(found, expected)
+        expected, result, beneath = plain(ids).logits, ours.adapter(ids).logits, base(ids).logits
+    assert torch.equal(result, expected)
     assert (expected - beneath).abs().max() > 0.1
     trainable, everything = lora.parameter_counts(ours)
     print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; {trainable:,} of {everything:,} parameters")

@@ -24,6 +24,15 @@ def test_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     record = json.loads((out / "results.json").read_text())
     assert set(record["policies"]) == {"zero", "bc", "dpo", "grpo"}
     assert set(record["comparisons"]) == {"zero → bc", "bc → dpo", "bc → grpo", "dpo → grpo"}
+    choice = json.loads((out / "bc" / "choice.json").read_text())
+    assert list(choice["validations"]) == ["1", "2"], "a checkpoint per epoch of one update"
+    assert choice["validations"][str(choice["best"])] == max(choice["validations"].values())
+    assert set(record["validations"]["grpo"]) == {"0", "1"}, "the BC model is GRPO's first validation"
+    splits = {
+        path.parent.name: {task["split"] for task in json.loads(path.read_text())["tasks"]}
+        for path in (out / "bc" / "validations" / "step-1.run" / "panel.json", out / "matrix" / "bc.run" / "panel.json")
+    }
+    assert splits == {"step-1.run": {"val"}, "bc.run": {"test"}}
     pairs = [json.loads(line) for line in (out / "data" / "dpo.jsonl").read_text().splitlines()]
     assert pairs
     assert all(pair["chosen"] != pair["rejected"] for pair in pairs)
@@ -33,6 +42,6 @@ def test_every_stage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_the_budget_is_checked() -> None:
-    assert web_training.read_budget(["demonstrations=7", "bc_lr=1e-4"]).bc_lr == 1e-4
+    assert web_training.read_budget(["demonstrations=7", "bc_lr=1e-4"], web_training.SMOKE).bc_lr == 1e-4
     with pytest.raises(SystemExit, match="no 'epochs'"):
-        web_training.read_budget(["epochs=3"])
+        web_training.read_budget(["epochs=3"], web_training.SMOKE)

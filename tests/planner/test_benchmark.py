@@ -109,9 +109,9 @@ def test_the_expert_s_decisions_are_rows_for_sft(tmp_path: Path, capsys: pytest.
     assert main(["htdag", "demonstrations", str(out), "--requests", "9", "--whole", "2"]) == 0
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert f"{len(rows)} decisions of 9 requests" in capsys.readouterr().out
-    whole = [row for row in rows if row["task_id"] in {rows[0]["task_id"]}]
-    assert [row["action"] for row in whole][-1] == "go"
-    assert whole[0]["prompt"].endswith("\n-\n0")
+    full = [row for row in rows if row["task_id"] in {rows[0]["task_id"]}]
+    assert [row["action"] for row in full][-1] == "go"
+    assert full[0]["prompt"].endswith("\n-\n0")
     assert len({row["task_id"] for row in rows}) == 9
     assert sum(row["action"] == "go" for row in rows) == 2
     samples = read_demonstration_rows(out, Renderer(build_tokenizer()))

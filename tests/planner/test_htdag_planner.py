@@ -89,15 +89,15 @@ def test_without_a_model_requests_of_the_vocabulary_are_planned_by_keywords() ->
 
 
 def test_a_model_plans_phases_and_their_parts_and_only_leaves_are_decomposed() -> None:
-    made, model = planner(
+    result, model = planner(
         tasks("tasks", ("a", "design", "Sketch"), ("b", "implement", "Make", "a")),
         tasks("subtasks", ("a_1", "api_call", "Ask"), ("a_2", "file_write", "Draw", "a_1")),
         tasks("subtasks", ("b_1", "test_run", "Try")),
     )
-    dag = plan(made, "Make a page")
+    dag = plan(result, "Make a page")
     assert labels(dag) == {"0": None, "a": "0", "b": "0", "a_1": "a", "a_2": "a", "b_1": "b"}
     assert dag.topological_order() == ["a_1", "a_2", "b_1"]
-    assert made.llm_calls == len(model.prompts) == 3
+    assert result.llm_calls == len(model.prompts) == 3
     assert model.formats == [{"type": "json_object"}] * 3
 
 
@@ -117,18 +117,18 @@ def test_a_model_that_never_stops_is_held_by_the_limits() -> None:
 
 
 def test_a_failing_model_is_tried_again_and_then_heuristics_plan() -> None:
-    made, model = planner(RuntimeError("down"))
-    assert len(plan(made, "Start a SaaS business")) == 8
+    result, model = planner(RuntimeError("down"))
+    assert len(plan(result, "Start a SaaS business")) == 8
     assert len(model.prompts) == 2 * 5  # one retry each, until the circuit breaker opens
-    assert not made.breaker.allows
-    made, model = planner("no json", tasks("tasks", ("x", "api_call", "Fetch")))
-    assert labels(plan(made, "Fetch it")) == {"0": None, "x": "0"}
+    assert not result.breaker.allows
+    result, model = planner("no json", tasks("tasks", ("x", "api_call", "Fetch")))
+    assert labels(plan(result, "Fetch it")) == {"0": None, "x": "0"}
 
 
 def test_unsafe_output_of_a_model_is_not_planned() -> None:
     for row in (("x", "weapon", "Build"), ("x", "generic", "run os.system('rm -rf /')")):
-        made, _ = planner(tasks("tasks", row), tasks("subtasks"))
-        dag = plan(made, "Clean the disk")
+        result, _ = planner(tasks("tasks", row), tasks("subtasks"))
+        dag = plan(result, "Clean the disk")
         assert [dag[leaf].description for leaf in dag.leaves] == ["Clean the disk"]
 
 
@@ -159,9 +159,9 @@ def small() -> TaskDAG:
 
 
 def test_an_update_marks_adds_and_leaves_the_old_dag_alone() -> None:
-    made, model = planner(tasks("subtasks", ("c", "test_run", "Check again")))
+    result, model = planner(tasks("subtasks", ("c", "test_run", "Check again")))
     dag = small()
-    changed = asyncio.run(made.update_dag_dynamic(dag, ["a"], {"found": "a flaw"}))
+    changed = asyncio.run(result.update_dag_dynamic(dag, ["a"], {"found": "a flaw"}))
     assert changed["a"].status == "completed"
     assert changed.parent("c") == "0"
     assert changed.precedes("a", "c")
@@ -178,26 +178,26 @@ def test_an_update_marks_adds_and_leaves_the_old_dag_alone() -> None:
     ],
 )
 def test_an_update_that_goes_wrong_is_rolled_back(texts: tuple[str, ...], completed: list[str]) -> None:
-    made, _ = planner(*texts)
+    result, _ = planner(*texts)
     dag = small()
-    assert asyncio.run(made.update_dag_dynamic(dag, completed, {})) is dag
+    assert asyncio.run(result.update_dag_dynamic(dag, completed, {})) is dag
     assert dag.to_dict() == small().to_dict()
 
 
 def test_updates_are_limited_in_size_and_number() -> None:
-    made, _ = planner(tasks("subtasks", *((f"n{i}", "test_run", "x") for i in range(30))), tasks("subtasks"))
-    dag = asyncio.run(made.update_dag_dynamic(small(), ["a"], {}))
+    result, _ = planner(tasks("subtasks", *((f"n{i}", "test_run", "x") for i in range(30))), tasks("subtasks"))
+    dag = asyncio.run(result.update_dag_dynamic(small(), ["a"], {}))
     assert len(dag) == 3 + 20
     for _ in range(MAX_UPDATES_PER_DAG - 1):
-        dag = asyncio.run(made.update_dag_dynamic(dag, ["a"], {}))
+        dag = asyncio.run(result.update_dag_dynamic(dag, ["a"], {}))
     with pytest.raises(UserError, match="updated 10 times"):
-        asyncio.run(made.update_dag_dynamic(dag, ["a"], {}))
+        asyncio.run(result.update_dag_dynamic(dag, ["a"], {}))
 
 
 def test_a_trained_policy_plans_with_the_short_prompt_and_heuristics_replace_it_where_it_fails() -> None:
     model = Replies(["0: buy lamp", "1: find, pick<1, pay<2", "go"])
-    made = HTDAGPlanner(use_trained_policy=True, policy=model)
-    dag = plan(made, "buy a cheap lamp")
+    result = HTDAGPlanner(use_trained_policy=True, policy=model)
+    dag = plan(result, "buy a cheap lamp")
     assert [dag[leaf].description for leaf in dag.topological_order()] == ["find lamp", "pick lamp", "pay lamp"]
     assert model.prompts[1] == "buy a cheap A\n1 buy A\n1"
     for broken in (Replies(["go"]), Replies([RuntimeError("down")])):
@@ -213,31 +213,31 @@ def test_the_promoted_model_is_the_trained_policy_and_plans_through_the_local_en
         HTDAGPlanner(use_trained_policy=True)
     tiny.build(tmp_path / "run" / "model")
     ModelRegistry(tmp_path / "registry").promote("htdag", tmp_path / "run" / "model", {}, "a test")
-    made = HTDAGPlanner(use_trained_policy=True)
-    assert isinstance(made.policy, LocalClient)
-    made.policy.sampling = replace(made.policy.sampling, max_tokens=4)
+    result = HTDAGPlanner(use_trained_policy=True)
+    assert isinstance(result.policy, LocalClient)
+    result.policy.sampling = replace(result.policy.sampling, max_tokens=4)
     monkeypatch.setattr(htdag_planner, "MAX_STEPS_PER_EPISODE", 2)
 
     async def decompose() -> TaskDAG:
         try:
-            return await made.decompose_task("buy a cheap lamp")
+            return await result.decompose_task("buy a cheap lamp")
         finally:
-            await made.policy.close()  # type: ignore[union-attr]
+            await result.policy.close()  # type: ignore[union-attr]
 
     dag = asyncio.run(decompose())
-    assert made.llm_calls == 2  # what an untrained model says is no plan
+    assert result.llm_calls == 2  # what an untrained model says is no plan
     assert [dag[leaf].description for leaf in dag.topological_order()] == ["find lamp", "pay lamp"]
-    made.load_best_checkpoint(tmp_path / "run")
-    assert isinstance(made.policy, LocalClient)
-    assert made.policy.ref.model == str(tmp_path / "run" / "model")
+    result.load_best_checkpoint(tmp_path / "run")
+    assert isinstance(result.policy, LocalClient)
+    assert result.policy.ref.model == str(tmp_path / "run" / "model")
     with pytest.raises(UserError, match="There is no run"):
-        made.load_best_checkpoint(tmp_path / "other")
+        result.load_best_checkpoint(tmp_path / "other")
 
 
 def test_a_model_of_this_machine_that_is_asked_for_json_begins_an_object(tmp_path: Path) -> None:
     tiny.build(tmp_path / "model")
-    made = Planner.from_checkpoint(tmp_path, prompt="json")
-    client = made.llm_client
+    result = Planner.from_checkpoint(tmp_path, prompt="json")
+    client = result.llm_client
     assert isinstance(client, LocalClient)
     assert client.sampling.max_tokens == 512
     client.sampling = replace(client.sampling, max_tokens=2)
@@ -262,8 +262,8 @@ def test_the_recipe_decodes_decisions_only() -> None:
 
 def test_a_planner_from_a_checkpoint_asks_its_model_with_the_short_prompt(tmp_path: Path) -> None:
     tiny.build(tmp_path / "model")
-    made = Planner.from_checkpoint(tmp_path)
-    client = made.llm_client
+    result = Planner.from_checkpoint(tmp_path)
+    client = result.llm_client
     assert isinstance(client, LocalClient)
     client.sampling = replace(client.sampling, max_tokens=3)
 
@@ -271,12 +271,12 @@ def test_a_planner_from_a_checkpoint_asks_its_model_with_the_short_prompt(tmp_pa
         episode = PlanningEpisode()
         episode.reset("buy a lamp")
         try:
-            return await made._sample_action(episode.state)
+            return await result._sample_action(episode.state)
         finally:
             await client.close()
 
     assert asyncio.run(sample()) == SAFE_ACTION
-    assert made._build_decomposition_prompt(PlanningEpisode().state) == "\n-\n0"
+    assert result._build_decomposition_prompt(PlanningEpisode().state) == "\n-\n0"
     with pytest.raises(UserError, match="There is no folder"):
         Planner.from_checkpoint(tmp_path / "other")
     with pytest.raises(UserError, match="no prompt 'long'"):
@@ -298,8 +298,8 @@ def test_the_llm_planner_has_the_paper_s_prompt_defaults_and_safe_action() -> No
         '{"decompose_further": true, "subtasks": [{"description": "find a lamp"}, {"description": "pay the lamp"}]}',
         "I am sorry",
     ])  # fmt: skip
-    made = Planner(llm_client=model, available_tools=["web"], toolbox_metadata={"web": {"cost": 1}})
-    dag = asyncio.run(made.plan("buy a lamp"))
+    result = Planner(llm_client=model, available_tools=["web"], toolbox_metadata={"web": {"cost": 1}})
+    dag = asyncio.run(result.plan("buy a lamp"))
     assert [dag[leaf].task_type for leaf in dag.leaves] == ["find", "pay"]
     for text in (
         "Current task: buy a lamp",
@@ -310,9 +310,9 @@ def test_the_llm_planner_has_the_paper_s_prompt_defaults_and_safe_action() -> No
     ):
         assert text in model.prompts[0]
     episode = PlanningEpisode()
-    action = made._parse_action_from_response("I am sorry", episode.state)
+    action = result._parse_action_from_response("I am sorry", episode.state)
     assert (action.decompose_further, action.task_id, action.subtasks, action.confidence) == (False, "0", (), 0.0)
-    default = made._parse_action_from_response('{"subtasks": [{"task_id": "x"}]}', episode.state)
+    default = result._parse_action_from_response('{"subtasks": [{"task_id": "x"}]}', episode.state)
     assert not default.decompose_further
     assert default.subtasks[0].task_type == "generic"
     assert default.confidence == 0.8
@@ -324,10 +324,10 @@ def test_confidence_comes_from_token_probabilities_where_they_are_known() -> Non
 
 
 def test_the_planner_s_client_is_made_once_and_only_when_it_is_needed() -> None:
-    made = Planner("some-model", temperature=0.2)
-    assert made._llm_client is None
-    assert made.llm_client is made.llm_client
-    assert (made.llm_client.model, made.llm_client.temperature) == ("some-model", 0.2)  # type: ignore[attr-defined]
+    result = Planner("some-model", temperature=0.2)
+    assert result._llm_client is None
+    assert result.llm_client is result.llm_client
+    assert (result.llm_client.model, result.llm_client.temperature) == ("some-model", 0.2)  # type: ignore[attr-defined]
 
 
 def test_retries_wait_longer_each_time_and_the_breaker_closes_after_successes() -> None:

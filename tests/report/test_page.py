@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import struct
 import zlib
 from html.parser import HTMLParser
 from pathlib import Path
@@ -185,3 +186,12 @@ def test_wrong_places_are_one_sentence(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["ui", str(tmp_path / "nowhere")]) == 2
     said = capsys.readouterr().err.splitlines()
     assert [line.startswith("practicum: ") for line in said] == [True, True, True]
+
+
+def test_the_first_picture_of_the_readme_is_at_twice_the_size() -> None:
+    repository = Path(__file__).parents[2]
+    names = re.findall(r"!\[[^\]]*\]\((docs/images/[^)]+)\)", (repository / "README.md").read_text())
+    width, height = struct.unpack(">II", (repository / names[0]).read_bytes()[16:24])
+    assert width >= 2000
+    assert height < width  # a first row, and not a whole page
+    assert all((repository / name).is_file() for name in names)

@@ -26,9 +26,9 @@ installed = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, 
 
 def score(given: str | None, gold: object) -> float:
     reward = registry.reward("math_equal_reward")
-    found = reward.score(Task("t", "math", "train", {"answer": gold}), given, ())
-    assert found.success is bool(found.reward)
-    return found.reward
+    result = reward.score(Task("t", "math", "train", {"answer": gold}), given, ())
+    assert result.success is bool(result.reward)
+    return result.reward
 
 
 @installed
@@ -75,8 +75,8 @@ def test_golden(gold: object, given: str | None, equal: bool) -> None:
 @installed
 def test_it_works_from_many_threads() -> None:
     with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: score(f"\\frac{{{2 * n}}}{{2}}", str(n if n % 2 else n + 1)), range(40)))
-    assert found == [float(n % 2) for n in range(40)]
+        results = list(pool.map(lambda n: score(f"\\frac{{{2 * n}}}{{2}}", str(n if n % 2 else n + 1)), range(40)))
+    assert results == [float(n % 2) for n in range(40)]
 
 
 @installed
@@ -88,10 +88,10 @@ def test_a_gold_answer_that_is_no_mathematics_is_a_judge_error() -> None:
 @installed
 def test_a_comparison_that_hangs_is_a_judge_error_of_the_gold_answer_and_a_wrong_answer_otherwise() -> None:
     worker = MathWorker(cpu_seconds=1)
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(JudgeError, match="took more than 1 s of processor time"):
         worker.equal("9^{9^{9}}", "5")
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - started < 60
     assert worker.equal("1/2", "0.5")  # a new worker process
     assert not worker.equal("5", "9^{9^{9}}")
     assert worker.equal("5", "5")

@@ -56,10 +56,10 @@ def test_a_chain_has_the_nodes_but_not_the_graph() -> None:
 
 
 def test_missing_and_superfluous_nodes_cost_both_ways() -> None:
-    given = parse_workflow("Node:\n1: Boil the water\n2: Sing a song\nEdge: (START,1) (1,2) (2,END)")
+    value = parse_workflow("Node:\n1: Boil the water\n2: Sing a song\nEdge: (START,1) (1,2) (2,END)")
     gold = parse_workflow(GOLD)
-    assert f1_chain(given, gold) == pytest.approx(2 * 1 / (2 + 4))
-    assert f1_graph(given, gold) == pytest.approx(2 * 2 / (4 + 6))
+    assert f1_chain(value, gold) == pytest.approx(2 * 1 / (2 + 4))
+    assert f1_graph(value, gold) == pytest.approx(2 * 2 / (4 + 6))
 
 
 @pytest.mark.parametrize(

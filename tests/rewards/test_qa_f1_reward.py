@@ -48,19 +48,19 @@ def test_normalisation(text: str, plain: str) -> None:
     ],
 )
 def test_golden(given: str, gold: str, em: float, precision: float, recall: float, f1: float) -> None:
-    found = score(given, gold)
-    assert found.reward == pytest.approx(f1)
-    assert found.components == pytest.approx({"em": em, "precision": precision, "recall": recall})
-    assert found.success is bool(em)
+    result = score(given, gold)
+    assert result.reward == pytest.approx(f1)
+    assert result.components == pytest.approx({"em": em, "precision": precision, "recall": recall})
+    assert result.success is bool(em)
     exact = score(given, gold, "qa_em_reward")
     assert (exact.reward, exact.success) == (em, bool(em))
     assert exact.components == pytest.approx({"f1": f1})
 
 
 def test_the_best_of_several_gold_answers_counts() -> None:
-    found = score("New York", ["NYC", "New York City", "York"])
-    assert found.reward == pytest.approx(0.8)  # New York City: precision 1, recall 2/3
-    assert not found.success
+    result = score("New York", ["NYC", "New York City", "York"])
+    assert result.reward == pytest.approx(0.8)  # New York City: precision 1, recall 2/3
+    assert not result.success
     assert score("NYC!", ["NYC", "New York City"]).success
 
 
@@ -86,10 +86,10 @@ WORDS = st.lists(st.sampled_from(["red", "Blue", "the", "stone,", "yes", "a", "r
 
 @given(WORDS, WORDS)
 def test_bounds_and_symmetry(one: str, other: str) -> None:
-    found, swapped = compare_answers(one, other), compare_answers(other, one)
-    assert 0.0 <= found["em"] <= found["f1"] <= 1.0
-    assert found["f1"] == pytest.approx(swapped["f1"])
-    assert (found["precision"], found["recall"]) == pytest.approx((swapped["recall"], swapped["precision"]))
+    result, swapped = compare_answers(one, other), compare_answers(other, one)
+    assert 0.0 <= result["em"] <= result["f1"] <= 1.0
+    assert result["f1"] == pytest.approx(swapped["f1"])
+    assert (result["precision"], result["recall"]) == pytest.approx((swapped["recall"], swapped["precision"]))
     assert compare_answers(one, one)["f1"] == 1.0
 
 

@@ -136,6 +136,16 @@ async def test_the_default_stakeholder_holds_something_back() -> None:
     assert turn.response.rstrip(".") not in str(model.asked[0][0]), "it was not in the request"
 
 
+async def test_judge_rules_without_an_engine_are_scored_by_the_managers_model() -> None:
+    workflow = load_training_workflows()[0]
+    truth = load_ground_truth_rubrics()[workflow.name]
+    judged = json.dumps({"rules": [{"type": "llm_judge", "name": "polite", "judge_prompt": "Is it polite?"}]})
+    model = ScriptedModel(WRITE, judged, '{"score": 0.25}')
+    result = await collect_rollout(workflow, truth, RubricDecompositionManagerAgent(model=model))
+    assert result.synthetic == 0.25
+    assert "Is it polite?" in model.asked[2][0][1].content
+
+
 async def test_rewards_over_one_output() -> None:
     workflow = load_training_workflows()[0]
     truth = load_ground_truth_rubrics()[workflow.name]

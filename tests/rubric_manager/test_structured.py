@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 from pydantic import BaseModel
 
 from practicum.environment import Message, Usage
@@ -92,3 +93,6 @@ def test_models_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("USE_LOCAL_MODELS", "true")
     monkeypatch.setenv("LOCAL_MODEL_PATH", "tiny")
     assert make_model("gpt-4o").engine.name == "local"
+    assert next(make_model(dtype="bfloat16").engine.decoder.model.parameters()).dtype is torch.bfloat16  # type: ignore[attr-defined]
+    with pytest.raises(UserError, match=r"dtype=flot32 is not a dtype of weights. Did you mean 'float32'"):
+        make_model(dtype="flot32")

@@ -16,19 +16,19 @@ from practicum.errors import UserError
 from practicum.rubric_manager.train import EpisodeCheck, episode_line, main
 from practicum.training.build import build_run
 
+SCORES = {"figure/synthetic/mean": 0.72, "figure/ground_truth/mean": 0.85}
+
 
 def metrics(reward: float, valid: float = 1.0) -> dict[str, float]:
     return {
-        "reward/mean": reward, "reward_part/valid/mean": valid, "rollout/episodes": 1.0,
-        "reward_part/synthetic/mean": 0.72, "reward_part/ground_truth/mean": 0.85,
+        "reward/mean": reward, "reward/min": reward, "reward/max": reward, "rollout/episodes": 1.0,
+        "figure/valid/mean": valid, **(SCORES if valid else {}),
     }  # fmt: skip
 
 
 def test_the_line_of_an_episode() -> None:
     assert episode_line(metrics(-0.13)) == "Synthetic: 0.720, GT: 0.850, Reward: -0.130"
     assert episode_line(metrics(-1.2, valid=0.0)) == "Synthetic: none, GT: none, Reward: -1.200"
-    half = metrics(-0.6, 0.5) | {"reward_part/synthetic/mean": 0.3, "reward_part/ground_truth/mean": 0.4}
-    assert episode_line(half) == "Synthetic: 0.600, GT: 0.800, Reward: -0.600", "over the valid ones"
 
 
 def test_the_check_after_ten_episodes() -> None:
@@ -41,13 +41,17 @@ def test_the_check_after_ten_episodes() -> None:
     assert said[10:] == [None] * 2
     check = EpisodeCheck(count=3)
     assert [check.observe(metrics(-0.2)) for _ in range(3)][2] is not None
+    one_step = metrics(0.4) | {"rollout/episodes": 128.0, "reward/min": -0.1, "reward/max": 0.9}
+    assert EpisodeCheck().observe(one_step) is None, "a step of many episodes, as recipe=rubric has"
 
 
 def test_recipes() -> None:
     config = resolve_train(["recipe=rubric"]).config
     assert config.agent.response_format == {"type": "regex", "regex": SHORT_REPLIES}
     assert config.hacking.action == "stop"
-    config = resolve_train(["recipe=rubric-reinforce"]).config
+    config = resolve_train(["recipe=rubric-reinforce", "trainer.required_figures.questions=1"]).config
+    assert config.trainer.required_figures == {"valid": 0.5, "questions": 1.0}
+    assert config.hacking.action == "stop"
     assert (config.agent.num_chains, config.trainer.total_training_steps) == (1, 100)
     assert config.actor_rollout_ref.actor.loss_agg_mode == "seq-mean-token-sum"
     assert "total [A-Za-z]" in reply_pattern()
@@ -96,7 +100,7 @@ def test_the_papers_loop_stops_where_rubrics_are_not_valid(tmp_path: Path, capsy
 def test_the_papers_loop_does_not_begin_where_rubrics_are_not_valid(tmp_path: Path) -> None:
     keys = [f"trainer.default_local_dir={tmp_path}", "agent.max_tokens_per_turn=8", "trainer.total_training_steps=2",
             "actor_rollout_ref.model.lora_rank=0", *SMALL, "trainer.val_before_train=true"]  # fmt: skip
-    with pytest.raises(UserError, match="Only 0 % of 4 rubrics before training are valid, 50 % are needed"):
+    with pytest.raises(UserError, match="mean 'valid' of 0.00 over 4 episodes and needs 0.5"):
         asyncio.run(main(keys))
     (path,) = tmp_path.rglob("metrics.jsonl")
     assert "reward/mean" not in path.read_text()

@@ -31,9 +31,9 @@ class World:
 
     def fill(self, code: str) -> str:
         """Attackers are told where everything is: hiding is not what keeps them in. `@bpf@` is a call's number."""
-        told = {"FOLDER": str(self.folder), "PORT": str(self.port), "PID": str(self.bystander.pid),
+        messages = {"FOLDER": str(self.folder), "PORT": str(self.port), "PID": str(self.bystander.pid),
                 "HOST": str(os.getpid()), "NAME": f"practicum-{self.port}"}  # fmt: skip
-        return re.sub(r"@(\w+)@", lambda found: str(told.get(found[1]) or CALLS[found[1]]), textwrap.dedent(code))
+        return re.sub(r"@(\w+)@", lambda found: str(messages.get(found[1]) or CALLS[found[1]]), textwrap.dedent(code))
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ for expression in {expressions!r}:
 
 def ours() -> list[str]:
     """Live processes that belong to sandboxes of this test run."""
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -88,13 +88,13 @@ def ours() -> list[str]:
             except OSError:
                 continue
             if f"sandbox-of-{os.getpid()}" in line:
-                found.append(f"{entry.name}: {line[-80:]}")
-    return found
+                results.append(f"{entry.name}: {line[-80:]}")
+    return results
 
 
 def zombies() -> list[str]:
     """Children of this test run that ended and were never collected."""
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -102,5 +102,5 @@ def zombies() -> list[str]:
             except OSError:
                 continue
             if state == "Z" and int(parent) == os.getpid():
-                found.append(entry.name)
-    return found
+                results.append(entry.name)
+    return results

@@ -95,8 +95,8 @@ def test_every_program_starts_in_an_empty_folder_of_its_own(sandbox: Sandbox) ->
 
 
 def test_sets_come_in_the_same_order_every_time(sandbox: Sandbox) -> None:
-    said = {sandbox.run_sync("print({str(n) for n in range(50)})").stdout for _ in range(3)}
-    assert len(said) == 1
+    output = {sandbox.run_sync("print({str(n) for n in range(50)})").stdout for _ in range(3)}
+    assert len(output) == 1
 
 
 def test_a_long_program_and_a_long_input(sandbox: Sandbox) -> None:
@@ -288,11 +288,11 @@ def test_200_concurrent_runs_leave_nothing_behind(sandbox: Sandbox) -> None:
     assert not grown(before)
     assert not ours()
     assert not zombies()
-    for number, wanted in enumerate(
+    for number, expected in enumerate(
         ("ok", "error", "timeout", "ok", "output", "memory", "ok", "killed")
     ):  # a busy machine may let any of them run out of time, but not most
-        share = [reason == wanted for reason in reasons[number::8]]
-        assert sum(share) / len(share) > 0.8, (wanted, reasons[number::8])
+        share = [reason == expected for reason in reasons[number::8]]
+        assert sum(share) / len(share) > 0.8, (expected, reasons[number::8])
 
 
 def test_no_more_than_the_stated_number_run_at_once(sandbox: Sandbox) -> None:
@@ -302,10 +302,10 @@ def test_no_more_than_the_stated_number_run_at_once(sandbox: Sandbox) -> None:
         code = "import time\na = time.monotonic()\ntime.sleep(0.05)\nprint(a, time.monotonic())"
         results = await asyncio.gather(*(narrow.run(code) for _ in range(12)))
         pairs = [result.stdout.split() for result in results]
-        return [(float(begun), float(ended)) for begun, ended in pairs]
+        return [(float(started), float(ended)) for started, ended in pairs]
 
     times = asyncio.run(spans())
-    most = max(sum(begun <= moment < ended for begun, ended in times) for moment, _ in times)
+    most = max(sum(started <= moment < ended for started, ended in times) for moment, _ in times)
     assert most <= 2
 
 
@@ -317,10 +317,10 @@ def test_a_cancelled_caller_leaves_nothing_behind(sandbox: Sandbox) -> None:
         await asyncio.sleep(random.uniform(0.0, 0.4))
         for task in tasks:
             task.cancel()
-        begun = time.monotonic()
+        started = time.monotonic()
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
         assert all(isinstance(outcome, asyncio.CancelledError) for outcome in outcomes)
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
     for _ in range(3):
         assert asyncio.run(cancelled()) < 20
@@ -334,10 +334,10 @@ def test_a_deadline_of_the_caller_s_is_kept(sandbox: Sandbox) -> None:
         async with asyncio.timeout(0.3):
             await sandbox.run("import time; time.sleep(60)")
 
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(TimeoutError):
         asyncio.run(hurried())
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - started < 20
     assert not ours()
     assert not zombies()
 
@@ -378,8 +378,8 @@ def test_a_caller_that_is_cancelled_in_the_queue_is_gone(
 
     async def wait() -> None:
         with slot(narrow.slots):
-            asked = narrow.run("1") if way == "run" else in_thread_with_slots(narrow.run_sync, "1")
-            asking = asyncio.ensure_future(Deadline(5, "the sandbox").of(asked))
+            request = narrow.run("1") if way == "run" else in_thread_with_slots(narrow.run_sync, "1")
+            asking = asyncio.ensure_future(Deadline(5, "the sandbox").of(request))
             await asyncio.sleep(0.1)
             asking.cancel()
             with pytest.raises(asyncio.CancelledError):
@@ -403,15 +403,15 @@ def test_nothing_outlives_a_host_that_is_killed(sandbox: Sandbox) -> None:
 
     def theirs() -> list[str]:
         mark = f"sandbox-of-{host.pid}".encode()
-        found = []
+        matches = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
                 try:
                     if mark in (entry / "cmdline").read_bytes():
-                        found.append(entry.name)
+                        matches.append(entry.name)
                 except OSError:
                     continue
-        return found
+        return matches
 
     limit = time.monotonic() + 30
     while len(theirs()) < 2:
@@ -429,11 +429,11 @@ def test_nothing_outlives_a_host_that_is_killed(sandbox: Sandbox) -> None:
 def test_two_programs_share_a_line_and_nothing_else(sandbox: Sandbox) -> None:
     server = "import os\nline = os.read(0, 100)\nos.write(3, line.upper())\nimport time; time.sleep(60)"
     client = "import os\nos.write(3, b'hello')\nprint(os.read(0, 100))\nprint(os.listdir('/proc'))"
-    begun = time.monotonic()
+    started = time.monotonic()
     served, answered = sandbox.run_connected(server, client)
     assert served is None
     assert answered.stdout.startswith("b'HELLO'\n")
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
     assert not ours()
     _, alone = sandbox.run_connected("1/0", "import os\nprint(os.read(0, 100))", Limits(wall=3))
     assert alone.stdout == "b''\n"

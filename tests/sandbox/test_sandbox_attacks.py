@@ -46,7 +46,7 @@ def world(tmp_path: Path) -> Iterator[World]:
         listener.listen()
         listeners.append(listener)
     bystander = subprocess.Popen(["sleep", "600"], env={"SECRET": SECRET, "PATH": os.environ["PATH"]})
-    made = World(tmp_path, port, bystander)
+    created = World(tmp_path, port, bystander)
 
     def listen(listener: socket.socket) -> None:
         while True:
@@ -54,12 +54,12 @@ def world(tmp_path: Path) -> Iterator[World]:
                 listener.accept()[0].close()
             except OSError:
                 return
-            made.reached.append(str(listener.family))
+            created.reached.append(str(listener.family))
 
     threads = [threading.Thread(target=listen, args=(listener,), daemon=True) for listener in listeners]
     for thread in threads:
         thread.start()
-    yield made
+    yield created
     bystander.kill()
     bystander.wait()
     for listener in listeners:

@@ -126,6 +126,26 @@ async def rewarding(task: ExternalTask) -> None:
         assert wrong.status_code == 400
 
 
+async def choosing(task: ExternalTask) -> float:
+    """Asks for three replies and goes on from the last one; its reward is 1."""
+    async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {task.api_key}"
+        asked = {"model": "m", "messages": task.messages, "n": 3}
+        choices = (await client.post("/chat/completions", json=asked)).json()["choices"]
+        messages = [*task.messages, choices[2]["message"], {"role": "user", "content": "Are you sure?"}]
+        await client.post("/chat/completions", json={"model": "m", "messages": messages})
+    return 1.0
+
+
+async def voting(task: ExternalTask) -> float:
+    """Asks three times, one request after the other, and uses all replies."""
+    async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {task.api_key}"
+        for _ in range(3):
+            await client.post("/chat/completions", json={"model": "m", "messages": task.messages})
+    return 1.0
+
+
 async def silent(task: ExternalTask) -> None:
     """Calls the model and reports nothing."""
     async with httpx.AsyncClient(timeout=60) as client:
@@ -136,3 +156,27 @@ async def silent(task: ExternalTask) -> None:
 def idle(task: ExternalTask) -> str:
     """Answers without the model."""
     return "12"
+
+
+async def delegating(task: ExternalTask) -> float:
+    """Asks the manager and gives its word to the worker; rewarded by the length of the worker's reply."""
+    async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {task.api_key}"
+        replies = []
+        for role, messages in (("manager", task.messages), ("worker", None)):
+            asked = messages or [{"role": "user", "content": f"Add 3: {replies[0]}"}]
+            answer = await client.post("/chat/completions", json={"model": role, "messages": asked})
+            replies.append(answer.json()["choices"][0]["message"]["content"] or "")
+    return float(len(replies[1]) % 7)
+
+
+async def editing(task: ExternalTask) -> float:
+    """Changes what the model said before it asks again, and then goes on; rewarded by the length of the last reply."""
+    async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
+        client.headers["authorization"] = f"Bearer {task.api_key}"
+        messages: list[Any] = list(task.messages)
+        for turn in range(3):
+            answer = await client.post("/chat/completions", json={"model": "m", "messages": messages})
+            reply = answer.json()["choices"][0]["message"]
+            messages += [{**reply, "content": "Edited."} if turn == 0 else reply, {"role": "user", "content": "And?"}]
+    return float(len(reply["content"] or "") % 7)

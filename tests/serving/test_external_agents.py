@@ -16,6 +16,8 @@ import torch
 
 from practicum.agent import Agent, Deadlines, ExternalAgent
 from practicum.chat.renderer import Renderer
+from practicum.data.export import bc_rows
+from practicum.data.preferences import mine_preferences
 from practicum.engines.base import Sampling
 from practicum.engines.local.engine import LocalEngine
 from practicum.environments.math import MathEnvironment
@@ -24,7 +26,8 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.rollout import run_episodes
 from practicum.serving.agent_sandbox import sandbox_command
-from practicum.trajectory import Origin, Outcome, Trajectory, plan_attempts
+from practicum.training.preference_pairs import mine_pairs
+from practicum.trajectory import SAME_PROMPT, Origin, Outcome, Trajectory, plan_attempts
 
 AGENTS = Path(__file__).with_name("agents.py")
 
@@ -57,11 +60,12 @@ def episodes(
 ) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
         engine = LocalEngine(Decoder(model), renderer, max_batch=8)
+        options = {"levels": (1,), **more.pop("environment", {})}
         settings = Agent("hf", more.pop("max_turns", 4), Sampling(1.0, max_tokens=32), external=agent, **more)
         tasks = MathEnvironment(levels=(1,)).tasks("val", count)
         try:
             return await run_episodes(
-                plan_attempts(tasks, 2, 0), lambda: MathEnvironment(levels=(1,)), settings, engine, renderer
+                plan_attempts(tasks, 2, 0), lambda: MathEnvironment(**options), settings, engine, renderer
             )
         finally:
             await engine.close()
@@ -90,6 +94,18 @@ def test_the_record_is_the_agent_loops(model: Any, renderer: Renderer, name: str
     assert num_turns > 1, "the model never called its tool: nothing was continued"
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["chat", "streaming_chat", "responses", "messages_api"])
+def test_250_episodes_have_no_accidental_branch(model: Any, renderer: Renderer, name: str) -> None:
+    """1,000 in all."""
+    found = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"), 125)
+    turns = [turn for episode in found for turn in episode.turns]
+    assert len(found) == 250
+    assert all(episode.outcome.scored for episode in found)
+    assert len(turns) > 300
+    assert {turn.branch_reason for turn in turns} == {""}
+
+
 def test_what_the_agent_asks_for_is_recorded_and_the_run_decides(model: Any, renderer: Renderer) -> None:
     [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), 1)
     assert episode.turns[0].info == {"asked": {"temperature": 0.3}, "model": "gpt-4o"}
@@ -108,6 +124,39 @@ def test_rewards_by_callback(model: Any, renderer: Renderer) -> None:
     assert episode.outcome is Outcome.ENV_ERROR, "this run takes no rewards from the agent, and says so to it"
     [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:idle"), 1)
     assert episode.outcome is Outcome.JUDGE_ERROR
+
+
+def test_choices_that_an_agent_did_not_use_are_rejected_in_preference_pairs(model: Any, renderer: Renderer) -> None:
+    """And are no demonstrations, although their episode succeeded."""
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:choosing", "callback"), 1)
+    assert (episode.outcome, [turn.is_abandoned for turn in episode.turns]) == (
+        Outcome.SUCCESS,
+        [True, True, False, False],
+    )
+    used, unused = episode.turns[2].reply, {turn.reply for turn in episode.turns[:2]}
+    pairs = mine_preferences([episode], "same_state")
+    assert {(one.chosen.turn.reply, one.rejected.turn.reply) for one in pairs} == {(used, one) for one in unused}
+    for pair in mine_pairs([episode]):
+        assert sum(pair.chosen.mask) == len(episode.turns[2].spans[-1].ids)
+    assert len(mine_pairs([episode])) == 2
+    rows = list(bc_rows([episode], lambda episode, index: "prompt"))
+    assert not unused & {row["action"] for row in rows}
+
+
+def test_replies_that_were_all_used_are_no_preference_pairs(model: Any, renderer: Renderer) -> None:
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:voting", "callback"), 1)
+    assert [turn.branch_reason for turn in episode.turns] == ["", SAME_PROMPT, SAME_PROMPT]
+    assert not any(turn.is_abandoned for turn in episode.turns)
+    assert not mine_preferences([episode], "same_state")
+
+
+def test_a_reward_function_over_the_finished_episode(model: Any, renderer: Renderer, tmp_path: Path) -> None:
+    (tmp_path / "rewards.py").write_text(
+        "from practicum import reward\n\n@reward()\ndef replies(trajectory):\n    return float(len(trajectory.turns))\n"
+    )
+    own = {"reward": f"{tmp_path}/rewards.py:replies"}
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), 1, environment=own)
+    assert episode.reward == len(episode.turns) > 0
 
 
 @pytest.mark.parametrize("name", ["chat", "raising_chat"])

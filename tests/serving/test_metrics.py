@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import httpx
@@ -35,11 +36,21 @@ async def read_metrics(client: httpx.AsyncClient) -> dict[str, float]:
     return values_of((await client.get("/metrics")).text)
 
 
-def test_running_requests_and_their_share_of_the_kv_cache(tiny_server: ModelServer) -> None:
-    """Grammar-bound replies, so that they cannot end before the metrics are read."""
+def test_running_requests_and_their_share_of_the_kv_cache(
+    tiny_server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Grammar-bound replies and slow steps, so that they cannot end before the metrics are read."""
     endless = {"type": "regex", "regex": "[a-z]{4000}"}
     models = tiny_server.models
     assert models is not None
+    engine: Any = models.default.engine
+    decode = engine.runner.decode
+
+    def decode_slowly(*arguments: Any) -> Any:
+        time.sleep(0.01)
+        return decode(*arguments)
+
+    monkeypatch.setattr(engine.runner, "decode", decode_slowly)
     long = body(max_tokens=models.default.context - 100, stream=True, response_format=endless)
 
     async def run() -> None:

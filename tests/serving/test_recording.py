@@ -23,21 +23,33 @@ from practicum.engines.base import Request, Sampling
 from practicum.models.loader import load_tokenizer
 from practicum.policy import NO_TASK, Policy
 from practicum.serving.app import ModelServer, make_app
-from practicum.serving.episode_recorder import ABANDONED, EpisodeRecorder
+from practicum.serving.episode_recorder import EpisodeRecorder
 from practicum.serving.gateway import Gateway
-from practicum.trajectory import Origin, Outcome, Seeds, Trajectory, Turn, continued_turns, derive_seed, path_to
+from practicum.trajectory import (
+    ABANDONED,
+    Origin,
+    Outcome,
+    Seeds,
+    Trajectory,
+    Turn,
+    continued_turns,
+    derive_seed,
+    path_to,
+)
 from tests.serving.script_engine import ScriptEngine
-from tests.serving.streams import TOOL
+from tests.serving.streams import TOOL, events
 
 RENDERER = Renderer(load_tokenizer("tiny"))
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": "x"}}</tool_call>'
+UNIQUE_CALL = '<tool_call>{"name": "add", "arguments": {"a": %d}}</tool_call>'
 Reply = Callable[[Request], str]
 
 
 def by_seed(request: Request) -> str:
-    """A reply that depends on the seed: a text, or a call."""
-    number = request.sampling.seed % 5
-    return ("fine", "yes  ", f"Well.\n{CALL}", CALL, "two\nlines")[number]
+    """A reply that no other seed gives: a text, or a call."""
+    seed = request.sampling.seed
+    call = UNIQUE_CALL % seed
+    return (f"fine {seed}", f"yes {seed}  ", f"Well.\n{call}", call, f"two\nlines {seed}")[seed % 5]
 
 
 class Client:
@@ -59,11 +71,7 @@ class Client:
             async with httpx.AsyncClient(transport=self.transport, base_url="http://t", headers=headers) as client:
                 asked = [client.post("/v1/chat/completions", json={"model": "m", **body}) for body in bodies]
                 answers = await asyncio.gather(*asked) if at_once else [await one for one in asked]
-                return [
-                    [choice["message"] for choice in answer.json()["choices"]]
-                    if answer.status_code == 200 else answer.status_code
-                    for answer in answers
-                ]  # fmt: skip
+                return [messages_of(answer) if answer.status_code == 200 else answer.status_code for answer in answers]
 
         return asyncio.run(run())
 
@@ -76,6 +84,18 @@ class Client:
 
     def trajectory(self) -> Trajectory:
         return Trajectory(NO_TASK, 0, "g", Outcome.SUCCESS, tuple(self.turns), 0.0, {}, Seeds(0, 0))
+
+
+def messages_of(answer: httpx.Response) -> list[dict[str, Any]]:
+    """The messages of an answer's choices, streamed or not."""
+    if answer.headers["content-type"].startswith("application/json"):
+        return [choice["message"] for choice in answer.json()["choices"]]
+    messages: dict[int, dict[str, Any]] = {}
+    for choice in (choice for event in events(answer.text)[:-1] for choice in event["choices"]):
+        message = messages.setdefault(choice["index"], {"role": "assistant", "content": "", "tool_calls": []})
+        message["content"] += choice["delta"].get("content") or ""
+        message["tool_calls"] += choice["delta"].get("tool_calls", ())
+    return [{**messages[index], "content": messages[index]["content"] or None} for index in sorted(messages)]
 
 
 def user(text: str) -> dict[str, Any]:
@@ -261,43 +281,62 @@ def test_stragglers_and_what_changes_the_distribution_are_refused() -> None:
     assert client.ask({"messages": [user("x")]}) == [409]
 
 
-OPERATIONS = st.lists(
-    st.tuples(st.sampled_from(["go on", "edit", "again", "retry", "choices", "back", "system"]), st.integers(0, 5)),
-    max_size=8,
-)
+KINDS = st.sampled_from(["go on", "edit", "again", "retry", "choices", "system"])
+ROUNDS = st.lists(st.lists(st.tuples(KINDS, st.integers(0, 5), st.booleans()), min_size=1, max_size=4), max_size=5)
+"""What an agent does at once, several times: the kind of each request, a number to choose by, and whether to stream."""
 
 
-@given(OPERATIONS)
-@settings(max_examples=30, deadline=None)
-def test_random_conversations_are_recorded_exactly(operations: list[tuple[str, int]]) -> None:
-    """Whatever an agent does, the record is what the engine saw; going on is never a branch."""
+def changed(kind: str, messages: list[Any], number: int) -> list[Any]:
+    """The messages of a request of a kind about a conversation."""
+    if kind == "system":
+        return [{"role": "system", "content": f"s{number}"}, *messages]
+    replies = [index for index, one in enumerate(messages) if one["role"] == "assistant"]
+    if kind != "edit" or not replies:
+        return messages
+    edited = [
+        *messages[: replies[0]],
+        {"role": "assistant", "content": f"edited {number}"},
+        *messages[replies[0] + 1 :],
+    ]
+    return [one for one in edited if one["role"] != "tool"]
+
+
+@given(ROUNDS)
+@settings(max_examples=40, deadline=None)
+def test_random_conversations_are_recorded_exactly(rounds: list[list[tuple[str, int, bool]]]) -> None:
+    """Whatever an agent does, also at once and streamed, the record is what the engine saw, and a request that goes on
+    from a reply is no branch."""
     client = Client()
     tools = [{"type": "function", "function": TOOL}]
     conversations: list[list[Any]] = [[user("start")]]
-    expected = 0
-    for operation, number in operations:
-        messages = conversations[number % len(conversations)]
-        body: dict[str, Any] = {"messages": messages, "tools": tools}
-        if operation == "choices":
-            body["n"] = 2
-        if operation == "system":
-            body["messages"] = [{"role": "system", "content": f"s{number}"}, *messages]
-        if operation == "edit" and any(one["role"] == "assistant" for one in messages):
-            place = next(index for index, one in enumerate(messages) if one["role"] == "assistant")
-            changed = [*messages[:place], {"role": "assistant", "content": f"edited {number}"}, *messages[place + 1 :]]
-            body["messages"] = [one for one in changed if one["role"] != "tool"]
-        before = len(client.turns)
-        [choices] = client.ask(body)
-        if operation == "retry":
-            assert client.ask(body, **{"x-stainless-retry-count": "1"}) == [choices]
-        expected += body.get("n", 1)
-        assert len(client.turns) == before + body.get("n", 1)
-        if operation in ("go on", "retry", "choices"):
-            reply = choices[number % len(choices)]
-            results = [{"role": "tool", "tool_call_id": c["id"], "content": "3"} for c in reply.get("tool_calls", ())]
-            following = [*body["messages"], reply, *results, *([] if results else [user(f"and {number}?")])]
-            conversations.append(following)
-    assert len(client.turns) == expected
+    num_turns = num_fresh = num_retries = 0
+    for operations in rounds:
+        bodies = []
+        for kind, number, stream in operations:
+            messages = conversations[number % len(conversations)]
+            body: dict[str, Any] = {"messages": changed(kind, messages, number), "tools": tools, "stream": stream}
+            body |= {"n": 2} if kind == "choices" else {}
+            bodies.append(body)
+            num_turns += body.get("n", 1)
+            goes_on = body["messages"] == messages and len(messages) > 1
+            num_fresh += 0 if goes_on else body.get("n", 1)
+        answers = client.ask(*bodies, at_once=True)
+        assert len(client.turns) == num_turns
+        for (kind, number, _), body, choices in zip(operations, bodies, answers, strict=True):
+            if kind == "retry":
+                num_retries += 1
+                repeated = client.ask(body, **{"x-stainless-retry-count": "1"})[0]
+                assert bodies.count(body) > 1 or repeated == choices  # of equal bodies, the last one's answer
+                assert repeated in [other for other, sent in zip(answers, bodies, strict=True) if sent == body]
+            if kind in ("go on", "retry", "choices"):
+                reply = choices[number % len(choices)]
+                calls = reply.get("tool_calls") or ()
+                results = [{"role": "tool", "tool_call_id": call["id"], "content": "3"} for call in calls]
+                new = results or [user(f"and {number}?")]
+                conversations.append([*body["messages"], reply, *new])
+    assert len(client.turns) == num_turns
+    assert sum(turn.restart for turn in client.turns) == num_fresh
+    assert client.recorder.num_retries == num_retries
     check_exact(client)
 
 

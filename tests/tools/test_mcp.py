@@ -71,10 +71,10 @@ def none_left(folder: Path, seconds: float = 10.0) -> bool:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Where the small servers of this file leave their numbers; none may be left at the end."""
-    made = tmp_path_factory.mktemp("servers")
-    yield made
+    created = tmp_path_factory.mktemp("servers")
+    yield created
     mcp_server.close_servers()
-    assert none_left(made)
+    assert none_left(created)
 
 
 @pytest.fixture(scope="module")
@@ -128,10 +128,10 @@ def test_wrong_addresses_are_known_before_the_first_episode(text: str, says: str
 
 def test_a_program_that_is_no_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mcp_server, "START_SECONDS", 0.5)
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(UserError, match="it was not ready within 0.5 s"):
         registry.tools("mcp:sleep 60")
-    assert time.monotonic() - begun < 40
+    assert time.monotonic() - started < 40
 
 
 def test_without_the_package() -> None:
@@ -155,11 +155,11 @@ def test_schemas_are_the_server_s_own(small: str, tmp_path: Path) -> None:
         async with Client(parameters) as client:
             return {tool.name: (tool.description, tool.input_schema) for tool in (await client.list_tools()).tools}
 
-    found = tools(small)
-    assert len(found) == 9
+    results = tools(small)
+    assert len(results) == 9
     assert asyncio.run(listed()) == {
         name: (tool.schema["function"]["description"], tool.schema["function"]["parameters"])
-        for name, tool in found.items()
+        for name, tool in results.items()
     }
     assert set(tools(f"{small}#add,count")) == {"add", "count"}
     with pytest.raises(UserError, match="has no tool 'ad'. Did you mean 'add'?"):
@@ -234,23 +234,23 @@ def test_a_server_that_hangs_is_replaced(small: str, folder: Path, monkeypatch: 
 
 
 def test_a_server_that_dies_takes_the_calls_under_way_along_and_comes_back(small: str, folder: Path) -> None:
-    found = tools(small)
+    results = tools(small)
 
     async def together() -> list[Any]:
-        waiting = asyncio.create_task(found["wait"].call({"seconds": 30.0}))
+        waiting = asyncio.create_task(results["wait"].call({"seconds": 30.0}))
         await asyncio.sleep(0.2)
-        return await asyncio.gather(waiting, found["die"].call({}), return_exceptions=True)
+        return await asyncio.gather(waiting, results["die"].call({}), return_exceptions=True)
 
     for result in asyncio.run(together()):
         assert isinstance(result, ToolFailure)
         assert "failed: Connection closed" in str(result)
-    (process,) = {int(call(found["count"]).text.split()[1])}
+    (process,) = {int(call(results["count"]).text.split()[1])}
     os.kill(process, signal.SIGKILL)  # while nobody calls
     assert none_left(folder)
     with contextlib.suppress(ToolFailure):  # a death that has not been noticed yet costs one call, not two
-        call(found["count"])
-    assert call(found["count"]).text.split()[0] in ("1", "2")
-    assert int(call(found["count"]).text.split()[1]) != process
+        call(results["count"])
+    assert call(results["count"]).text.split()[0] in ("1", "2")
+    assert int(call(results["count"]).text.split()[1]) != process
 
 
 def test_over_http(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -276,14 +276,14 @@ def test_over_http(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             process.wait()
 
     with served():
-        found = tools(f"mcp:http://127.0.0.1:{port}/mcp#add,count,refuse")
-        assert call(found["add"], a=40, b=2) == ToolResult("42")
-        assert call(found["refuse"], why="no").failed
-        assert call(found["count"]).text.startswith("1 ")
+        results = tools(f"mcp:http://127.0.0.1:{port}/mcp#add,count,refuse")
+        assert call(results["add"], a=40, b=2) == ToolResult("42")
+        assert call(results["refuse"], why="no").failed
+        assert call(results["count"]).text.startswith("1 ")
     with pytest.raises(ToolFailure):
-        call(found["count"])
+        call(results["count"])
     with served():
-        assert call(found["count"]).text.startswith("1 ")
+        assert call(results["count"]).text.startswith("1 ")
 
 
 # -- episodes ---------------------------------------------------------------------------------

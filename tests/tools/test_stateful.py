@@ -91,9 +91,9 @@ def shop(tmp_path: Path) -> Iterator[ModuleType]:
     """A user's file, new for each test, so that its pool is new too."""
     file = tmp_path / "shop.py"
     file.write_text(SHOP)
-    made = sys.modules[registry.tool(f"{file}:put").function.__module__]
-    yield made
-    made.put.pool.close(idle_only=False)
+    result = sys.modules[registry.tool(f"{file}:put").function.__module__]
+    yield result
+    result.put.pool.close(idle_only=False)
 
 
 def pool_of(shop: ModuleType) -> StatePool:
@@ -136,8 +136,8 @@ def test_each_episode_has_its_own_state_and_few_are_made(shop: ModuleType, rende
     episodes = play(shop, renderer, [task(n, f"a{n}", f"b{n}") for n in range(30)])
     assert {episode.outcome for episode in episodes} == {Outcome.SUCCESS}
     for number, episode in enumerate(episodes):
-        said = [message.content for turn in episode.turns[1:] for message in turn.messages]
-        assert said == [f"owner-{number}: 1", f"owner-{number}: 2", f"a{number}, b{number}"]
+        messages = [message.content for turn in episode.turns[1:] for message in turn.messages]
+        assert messages == [f"owner-{number}: 1", f"owner-{number}: 2", f"a{number}, b{number}"]
     assert 1 <= shop.Basket.made <= 3
     assert {episode.components["baskets"] for episode in episodes} == set(range(1, shop.Basket.made + 1))
     assert pool_of(shop).free == 3
@@ -214,9 +214,9 @@ def test_a_field_that_reset_wants_and_the_task_lacks(shop: ModuleType, renderer:
 
 
 def test_a_wrong_setting_stops_everything(shop: ModuleType, renderer: Renderer) -> None:
-    with pytest.raises(ExceptionGroup) as found:
+    with pytest.raises(ExceptionGroup) as result:
         play(shop, renderer, [task(0, "pen", owner="wrong setting")])
-    assert found.group_contains(UserError, match="open the shop first")
+    assert result.group_contains(UserError, match="open the shop first")
     assert pool_of(shop).free == 3
 
 
@@ -341,10 +341,10 @@ def test_places_and_states_survive_any_cancelling() -> None:
 @pytest.mark.parametrize("ready", [True, False])
 def test_a_state_that_nobody_waits_for_any_more_is_kept(ready: bool) -> None:
     """The episode is cancelled while its state is being made, or when it is made but not yet in its hands."""
-    begun, finish, done = threading.Event(), threading.Event(), threading.Event()
+    started, finish, done = threading.Event(), threading.Event(), threading.Event()
 
     def slow() -> object:
-        begun.set()
+        started.set()
         finish.wait(5)
         done.set()
         return object()
@@ -353,7 +353,7 @@ def test_a_state_that_nobody_waits_for_any_more_is_kept(ready: bool) -> None:
 
     async def run() -> None:
         work = asyncio.create_task(pool.lease({}))
-        await asyncio.to_thread(begun.wait, 5)
+        await asyncio.to_thread(started.wait, 5)
         if ready:
             finish.set()
             done.wait(5)
@@ -445,7 +445,7 @@ def test_a_warm_state_that_is_not_healthy_is_not_handed_out(answer: Any, made: i
 
 def test_a_worn_out_state_is_replaced_at_reset() -> None:
     class Worn:
-        made = 0
+        result = 0
 
         def __init__(self) -> None:
             Worn.made += 1

@@ -254,8 +254,8 @@ def test_two_tools_of_one_name_are_refused() -> None:
 def test_both_names_of_the_executor_reach_it(has: str) -> None:
     world = ToolEnvironment([has], "math_reward")
     assert list(world.tools) == [has]
-    found = steps(world, calls("python_executor", code="print(6*7)"), calls("code_interpreter", code="print(6*7)"))
-    assert [step.observation.messages[0].content for step in found] == ["42", "42"]
+    results = steps(world, calls("python_executor", code="print(6*7)"), calls("code_interpreter", code="print(6*7)"))
+    assert [step.observation.messages[0].content for step in results] == ["42", "42"]
 
 
 def test_other_names_are_of_tools_that_are_the_same() -> None:

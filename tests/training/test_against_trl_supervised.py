@@ -102,8 +102,8 @@ def policy_of(seed: int = 0) -> TrainablePolicy:
 def our_preference(pairs: Sequence[Pair], settings: DPOSettings) -> tuple[float, Gradient]:
     policy, samples = policy_of(), [p.chosen for p in pairs] + [p.rejected for p in pairs]
     reference = sum_logprobs(TrainablePolicy(loader.load_tiny(1)).decoder, policy, samples)
-    found = dpo_update(policy, pairs, reference, settings, 0.0)
-    return found["dpo/loss"], _gradient(policy.loaded.model)
+    result = dpo_update(policy, pairs, reference, settings, 0.0)
+    return result["dpo/loss"], _gradient(policy.loaded.model)
 
 
 def assert_same(found: tuple[float, Gradient], expected: tuple[float, Gradient]) -> None:
@@ -124,12 +124,12 @@ def test_sft_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     samples[0] = Sample(samples[0].ids, holed, *(samples[0].weights,) * 3)
     policy = policy_of()
     batch = [Sample(s.ids, s.mask, s.mask.astype(np.float32), s.advantages, s.sampling_logprobs) for s in samples]
-    found = sft_update(policy, batch, [list(range(5))], 0, sft_settings(batch_size=5, warmup_steps=0))
+    result = sft_update(policy, batch, [list(range(5))], 0, sft_settings(batch_size=5, warmup_steps=0))
     inputs = padded(samples)
     judged = inputs.pop("completion_mask")
     inputs["labels"] = inputs["input_ids"].masked_fill(judged == 0, -100)
     trainer = make_trainer("SFT", tmp_path, tokenizer)
-    assert_same((found["actor/loss"], _gradient(policy.loaded.model)), theirs(trainer, inputs))
+    assert_same((result["actor/loss"], _gradient(policy.loaded.model)), theirs(trainer, inputs))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -139,8 +139,8 @@ def test_dpo_equals_trl(ours: str, their_name: str, seed: int, tokenizer: Any, t
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA, loss_type=[their_name])
     expected = theirs(trainer, padded([p.chosen for p in pairs] + [p.rejected for p in pairs]))
     settings = dpo_settings(loss=ours, beta=BETA)
-    found = our_preference(pairs, settings)
-    assert_same(found, expected)
+    result = our_preference(pairs, settings)
+    assert_same(result, expected)
     metrics, beta = trainer._metrics["train"], settings.beta
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
     policy = policy_of()
@@ -168,9 +168,9 @@ def test_kto_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     trainer = make_trainer("KTO", tmp_path, tokenizer, beta=BETA, loss_type="kto")
     sides = [[p.chosen for p in pairs], [p.rejected for p in pairs]]
     loss, gradient = 0.0, dict[str, Tensor]()
-    for side, wanted in enumerate((True, False)):
+    for side, target in enumerate((True, False)):
         other = {f"KL_{name}": value for name, value in padded(sides[1 - side]).items()}
-        label = torch.tensor([wanted] * len(pairs))
+        label = torch.tensor([target] * len(pairs))
         value, slope = theirs(trainer, {**padded(sides[side]), **other, "label": label})
         loss += value
         gradient = {name: gradient.get(name, 0) + part for name, part in slope.items()}
@@ -184,6 +184,6 @@ def test_at_the_start_both_losses_are_ln_2(tokenizer: Any, tmp_path: Path) -> No
     trainer.ref_model.load_state_dict(trainer.model.state_dict())
     expected, their_gradient = theirs(trainer, padded(samples))
     policy = policy_of()
-    found = dpo_update(policy, pairs, sum_logprobs(policy.decoder, policy, samples), dpo_settings(beta=BETA), 0.0)
+    result = dpo_update(policy, pairs, sum_logprobs(policy.decoder, policy, samples), dpo_settings(beta=BETA), 0.0)
     assert expected == pytest.approx(math.log(2), abs=1e-6)
-    assert_same((found["dpo/loss"], _gradient(policy.loaded.model)), (expected, their_gradient))
+    assert_same((result["dpo/loss"], _gradient(policy.loaded.model)), (expected, their_gradient))

@@ -122,11 +122,11 @@ class Answering:
 
 def rewards(replies: Sequence[str], stop: StopReason = StopReason.END, say: Callable[[str], None] = print) -> Any:
     """What the table pays these replies in the first state of the log, and what they were asked."""
-    made: list[Answering] = []
+    results: list[Answering] = []
 
     def engine(renderer: Renderer) -> Answering:
-        made.append(Answering(renderer, replies, stop))
-        return made[0]
+        results.append(Answering(renderer, replies, stop))
+        return results[0]
 
     policy = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
     states = [state for state in tabulate_actions(log_of(GOOD, HALF), 1.0) if state.prompt == (7, 8, 9)]
@@ -134,7 +134,7 @@ def rewards(replies: Sequence[str], stop: StopReason = StopReason.END, say: Call
     agent = Agent(max_turns=2, sampling=Sampling(max_tokens=64))
     trainer = RLTrainer(policy, BanditSource(policy, states, agent, settings, say), settings)
     metrics, episodes = asyncio.run(trainer.step(0))
-    return metrics, episodes, made[0]
+    return metrics, episodes, results[0]
 
 
 def test_rewards_of_replies() -> None:
@@ -191,14 +191,14 @@ def test_a_role_replies_with_its_own_engine_format_and_sampling_and_is_paid_by_i
 
 
 def test_a_reply_ends_at_the_stop_strings_of_its_format() -> None:
-    made: list[Answering] = []
+    results: list[Answering] = []
 
     def engine(renderer: Renderer) -> Answering:
-        made.append(Answering(renderer, ["5", "6"]))
-        return made[0]
+        results.append(Answering(renderer, ["5", "6"]))
+        return results[0]
 
     policy = TrainablePolicy(loader.load_tiny(0), make_engine=engine)
     settings = rl_settings(total_training_steps=1, train_batch_size=1, num_chains=2, mismatch_limit=99.0)
     states = tabulate_actions(log_of(GOOD), 1.0)[:1]
     asyncio.run(BanditSource(policy, states, Agent(format="react"), settings).collect(0))
-    assert [sampling.stop for sampling in made[0].samplings] == [("\nObservation:",)] * 2
+    assert [sampling.stop for sampling in results[0].samplings] == [("\nObservation:",)] * 2

@@ -41,9 +41,9 @@ def test_a_truncated_episode_is_valued_where_the_next_turn_would_begin() -> None
     ids, mask = tuple(range(1, 21)), np.zeros(20, dtype=bool)
     mask[5:9] = mask[14:20] = True  # two replies, five ids of the prompt in between
     zeros = np.zeros(20, dtype=np.float32)
-    whole = Sample(ids, mask, zeros, zeros, zeros)
+    full = Sample(ids, mask, zeros, zeros, zeros)
     first = Sample(ids[:9], mask[:9], zeros[:9], zeros[:9], zeros[:9])
-    (values,), (cut,) = critic.values([whole]), critic.values([with_next_state(first, ids[9:14])])
+    (values,), (cut,) = critic.values([full]), critic.values([with_next_state(first, ids[9:14])])
     assert torch.allclose(cut, values[:5], atol=1e-6)
 
 
@@ -80,8 +80,8 @@ def test_states_without_a_target_teach_nothing() -> None:
     values = critic.values(samples)
     assert critic.update([ValuedSample(s, v) for s, v in zip(samples, values, strict=True)], 1e-2) == {}
     half = [torch.where(torch.arange(len(v)) % 2 == 0, 1.0, math.nan) for v in values]
-    found = critic.update([ValuedSample(s, v, r) for s, v, r in zip(samples, values, half, strict=True)], 1e-2)
-    assert found["critic/vf_loss"] == 0.5  # ½·(0 - 1)², over the states that have a target
+    result = critic.update([ValuedSample(s, v, r) for s, v, r in zip(samples, values, half, strict=True)], 1e-2)
+    assert result["critic/vf_loss"] == 0.5  # ½·(0 - 1)², over the states that have a target
 
 
 def test_explained_variance() -> None:

@@ -39,8 +39,8 @@ def test_easy_tasks_come_first_and_success_opens_the_next_level() -> None:
 def test_a_draw_never_holds_a_task_twice() -> None:
     stream = TaskStream(TASKS, CurriculumSettings(), draw=3)
     for _ in range(5):
-        taken = [t.id for t in stream.take(4)]
-        assert len(set(taken)) == len(taken) == 4
+        used = [t.id for t in stream.take(4)]
+        assert len(set(used)) == len(used) == 4
     assert len(stream.take(9)) == 4  # the open level has no more
 
 

@@ -75,10 +75,8 @@ def test_pairs_are_learnt_beginning_at_a_loss_of_ln_2(adapter: bool) -> None:
     policy = TrainablePolicy(lora.add_adapter(loaded, lora.LoRASettings(8)) if adapter else loaded)
     metrics: list[dict[str, float]] = []
     settings = dpo_settings(num_epochs=12, batch_size=8, learning_rate=5e-3 if adapter else 1e-3, warmup_ratio=0.0)
-    taken = asyncio.run(
-        train_dpo(policy, make_pairs(16, 2), settings, on_step=lambda n, values: metrics.append(values))
-    )
-    assert taken == 24
+    used = asyncio.run(train_dpo(policy, make_pairs(16, 2), settings, on_step=lambda n, values: metrics.append(values)))
+    assert used == 24
     assert metrics[0]["dpo/loss"] == pytest.approx(math.log(2), abs=1e-6)
     assert metrics[-1]["dpo/loss"] < 0.3
     assert metrics[-1]["dpo/accuracy"] == 1.0

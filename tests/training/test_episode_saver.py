@@ -24,7 +24,7 @@ from .test_run import RL, go, make_run
 
 
 def alarming(run: Run, steps: tuple[int, ...]) -> Run:
-    """A run that hears of a large KL at these steps (counted from 0)."""
+    """A run whose metrics show a large KL at these steps (counted from 0)."""
     original = run.trainer.step
 
     async def step(number: int, *rest: Any) -> Any:
@@ -46,21 +46,21 @@ def test_a_run_without_findings_has_an_empty_health_log(tmp_path: Path) -> None:
 
 def test_findings_and_adjustments_are_written_as_they_happen(tmp_path: Path) -> None:
     health = HealthSettings(action="adjust", repeat_every=1)
-    said: list[str] = []
+    messages: list[str] = []
     go(
         alarming(
-            make_run(tmp_path, RunSettings(4), replace(RL, total_training_steps=4), health=health, say=said.append),
+            make_run(tmp_path, RunSettings(4), replace(RL, total_training_steps=4), health=health, say=messages.append),
             (1, 3),
         )
     )
-    found = lines_of(tmp_path)
-    assert [(line["step"], line["kind"]) for line in found] == [(2, "finding"), (2, "adjustment"), (4, "finding")]
-    assert found[0] == {
+    result = lines_of(tmp_path)
+    assert [(line["step"], line["kind"]) for line in result] == [(2, "finding"), (2, "adjustment"), (4, "finding")]
+    assert result[0] == {
         "step": 2, "kind": "finding", "sign": "kl_high", "severity": "act", "value": 0.9, "threshold": 0.5, "since": 2,
         "cause": "training is unstable", "remedy": "halve the clip range (0.2 to 0.1)",
     }  # fmt: skip
-    assert found[1] == {"step": 2, "kind": "adjustment", "lr_scale": 1.0, "clip_scale": 0.5}
-    assert sum("kl_high" in text for text in said) == 2
+    assert result[1] == {"step": 2, "kind": "adjustment", "lr_scale": 1.0, "clip_scale": 0.5}
+    assert sum("kl_high" in text for text in messages) == 2
 
 
 def test_a_stop_is_written_with_its_reason(tmp_path: Path) -> None:
@@ -76,9 +76,9 @@ def test_a_stop_is_written_with_its_reason(tmp_path: Path) -> None:
 def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
     """Killed after step 5 with a checkpoint at step 3: lines of steps 4 and 5 were there and are written again."""
     settings, health = RunSettings(6, save_freq=3), HealthSettings(repeat_every=1)
-    whole, torn = tmp_path / "whole", tmp_path / "torn"
+    full, torn = tmp_path / "whole", tmp_path / "torn"
     everywhere = tuple(range(6))
-    go(alarming(make_run(whole, settings, health=health), everywhere))
+    go(alarming(make_run(full, settings, health=health), everywhere))
     first = make_run(torn, settings, health=health)
 
     def killed(step: int, values: dict[str, float]) -> None:
@@ -95,10 +95,10 @@ def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
     second.resume()
     assert second.state.step == 3
     go(alarming(second, everywhere))
-    assert (torn / HEALTH_FILE).read_bytes() == (whole / HEALTH_FILE).read_bytes()
+    assert (torn / HEALTH_FILE).read_bytes() == (full / HEALTH_FILE).read_bytes()
     assert [line["step"] for line in lines_of(torn)] == [1, 2, 3, 4, 5, 6]
     for kind in (TOP, GROUPS):
-        mine, other = ({p.relative_to(f): p.read_bytes() for p in (f / kind).rglob("*.json*")} for f in (whole, torn))
+        mine, other = ({p.relative_to(f): p.read_bytes() for p in (f / kind).rglob("*.json*")} for f in (full, torn))
         assert mine
         assert mine == other
 
@@ -111,8 +111,8 @@ def test_the_first_group_of_steps_1_2_and_4_is_saved(tmp_path: Path) -> None:
         assert len(episodes) == RL.num_chains
         assert len({episode.group for episode in episodes}) == 1
         stored = [read(path) for path in sorted(folder.glob("*.jsonl"))]
-        wanted = advantages.grpo([episode.reward for episode in episodes])
-        assert stored == pytest.approx([float(np.float32(value)) for value in wanted], abs=0)
+        expected = advantages.grpo([episode.reward for episode in episodes])
+        assert stored == pytest.approx([float(np.float32(value)) for value in expected], abs=0)
 
 
 def read(episode: Path) -> Any:
@@ -128,10 +128,10 @@ def test_advantages_that_differ_by_token_are_saved_per_token(tmp_path: Path) -> 
     longer = {path: num_sampled_tokens(e) for path, e in played.items() if e.reward > 0 and num_sampled_tokens(e) > 1}
     assert longer
     for path, count in longer.items():
-        found = read(path)
-        assert len(found) == count
-        assert len(set(found)) > 1
-        assert found[-1] > found[0]  # the reward stands at the end, and is worth less the further away it is
+        result = read(path)
+        assert len(result) == count
+        assert len(set(result)) > 1
+        assert result[-1] > result[0]  # the reward stands at the end, and is worth less the further away it is
 
 
 def test_advantages_are_deleted_with_their_episode(tmp_path: Path) -> None:

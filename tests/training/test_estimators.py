@@ -55,32 +55,32 @@ def credit(
 
 @pytest.mark.parametrize("name", list(ESTIMATORS))
 def test_one_number_a_sampled_token_in_every_turn(name: str) -> None:
-    found = credit(name).advantages
-    assert [[len(row) for row in rows] for rows in found] == [[5, 2], [2, 5]]
-    winner, loser = found[0]
+    result = credit(name).advantages
+    assert [[len(row) for row in rows] for rows in result] == [[5, 2], [2, 5]]
+    winner, loser = result[0]
     assert winner[0] > 0  # the first turn of a success is credited, not only the last
     assert np.allclose(winner, winner[0])
     assert loser[0] < winner[0]
 
 
 def test_remax_subtracts_the_greedy_reward() -> None:
-    found = credit("remax", greedy=(0.25, 0.5)).advantages
-    assert [row[0] for rows in found for row in rows] == [0.75, -0.25, 0.0, -0.5]
+    result = credit("remax", greedy=(0.25, 0.5)).advantages
+    assert [row[0] for rows in result for row in rows] == [0.75, -0.25, 0.0, -0.5]
 
 
 def test_the_baseline_variant_centres_each_group_first() -> None:
-    found = credit("reinforce_plus_plus_baseline").advantages
-    everything = np.concatenate([row for rows in found for row in rows])
+    result = credit("reinforce_plus_plus_baseline").advantages
+    everything = np.concatenate([row for rows in result for row in rows])
     assert everything.mean() == pytest.approx(0, abs=1e-9)
     assert everything.std(ddof=1) == pytest.approx(1, abs=1e-6)
-    assert found[0][0][0] / found[1][0][0] == pytest.approx(2, rel=0.5)  # a gap of 1 against a gap of ½
+    assert result[0][0][0] / result[1][0][0] == pytest.approx(2, rel=0.5)  # a gap of 1 against a gap of ½
 
 
 @pytest.mark.parametrize("name", ["grpo", "flow_grpo"])
 def test_the_division_can_be_left_out(name: str) -> None:
     group = [TokenRewards(np.array([0.0, reward]), np.array([0, 1])) for reward in (1.0, 0.0, 0.0, 1.0)]
-    found = ESTIMATORS[name].function([group], EstimatorSettings(norm_adv_by_std_in_grpo=False)).advantages[0]
-    assert [row.tolist() for row in found] == [[0.5] * 2, [-0.5] * 2, [-0.5] * 2, [0.5] * 2]
+    result = ESTIMATORS[name].function([group], EstimatorSettings(norm_adv_by_std_in_grpo=False)).advantages[0]
+    assert [row.tolist() for row in result] == [[0.5] * 2, [-0.5] * 2, [-0.5] * 2, [0.5] * 2]
 
 
 def test_flow_grpo_discounts_by_turns() -> None:
@@ -88,8 +88,8 @@ def test_flow_grpo_discounts_by_turns() -> None:
     short = TokenRewards(np.array([0.0, 1.0]), np.array([0, 0]))
     long = TokenRewards(np.array([0.0, 0.0, 1.0]), np.array([0, 1, 2]))
     settings = EstimatorSettings(gamma=0.5, norm_adv_by_std_in_grpo=False)
-    found = ESTIMATORS["flow_grpo"].function([[short, long]], settings).advantages[0]
-    assert [row.tolist() for row in found] == [[0.375] * 2, [-0.375] * 3]
+    result = ESTIMATORS["flow_grpo"].function([[short, long]], settings).advantages[0]
+    assert [row.tolist() for row in result] == [[0.375] * 2, [-0.375] * 3]
     undiscounted = ESTIMATORS["flow_grpo"].function([[short, long]], EstimatorSettings()).advantages[0]
     assert [row.tolist() for row in undiscounted] == [[0.0] * 2, [0.0] * 3]
 
@@ -101,9 +101,9 @@ def test_the_reward_is_on_the_last_sampled_token() -> None:
 def test_turn_rewards_are_on_the_last_token_of_their_turn() -> None:
     first, second = turn((1,), (2, 3), True), turn((9,), (4, 5, 6))
     paid = episode("a", 3.0, Outcome.SUCCESS, replace(first, reward=1.0), replace(second, reward=2.0))
-    found = token_rewards(paid, EstimatorSettings(turn_rewards=True))
-    assert found.rewards.tolist() == [0, 1, 0, 0, 2]
-    assert found.turns.tolist() == [0, 0, 1, 1, 1]
+    result = token_rewards(paid, EstimatorSettings(turn_rewards=True))
+    assert result.rewards.tolist() == [0, 1, 0, 0, 2]
+    assert result.turns.tolist() == [0, 0, 1, 1, 1]
 
 
 def test_gae_over_turns_by_hand() -> None:
@@ -111,12 +111,12 @@ def test_gae_over_turns_by_hand() -> None:
     settings = EstimatorSettings(gamma=0.5, turn_rewards=True)
     two = TokenRewards(np.array([0, 1.0, 0, 2.0]), np.array([0, 0, 1, 1]), values=np.array([0.4, 9, 0.4, 9]))
     one = TokenRewards(np.array([0.0]), np.array([0]), values=np.array([0.4]))
-    found = ESTIMATORS["turn_gae"].function([[two, one]], settings)
-    assert found.returns is not None
-    assert np.allclose(found.returns[0][0], [2.0, np.nan, 2.0, np.nan], equal_nan=True)
+    result = ESTIMATORS["turn_gae"].function([[two, one]], settings)
+    assert result.returns is not None
+    assert np.allclose(result.returns[0][0], [2.0, np.nan, 2.0, np.nan], equal_nan=True)
     mean, deviation = np.mean([1.6] * 4 + [-0.4]), np.std([1.6] * 4 + [-0.4], ddof=1)
-    assert np.allclose(found.advantages[0][0], (1.6 - mean) / deviation)
-    assert np.allclose(found.advantages[0][1], (-0.4 - mean) / deviation)
+    assert np.allclose(result.advantages[0][0], (1.6 - mean) / deviation)
+    assert np.allclose(result.advantages[0][1], (-0.4 - mean) / deviation)
 
 
 @pytest.mark.parametrize("name", ["gae", "turn_gae"])
@@ -125,9 +125,9 @@ def test_only_truncated_episodes_are_bootstrapped(name: str) -> None:
 
     def last_return(truncated: bool, bootstrap: bool = True) -> float:
         one = TokenRewards(np.array([0.0]), np.array([0]), truncated, np.array([0.4]), 0.9)
-        found = ESTIMATORS[name].function([[one]], replace(settings, bootstrap_truncated=bootstrap)).returns
-        assert found is not None
-        return float(found[0][0][0])
+        result = ESTIMATORS[name].function([[one]], replace(settings, bootstrap_truncated=bootstrap)).returns
+        assert result is not None
+        return float(result[0][0][0])
 
     assert last_return(truncated=True) == pytest.approx(0.9)
     assert last_return(truncated=False) == 0.0
@@ -166,8 +166,8 @@ def test_replies_near_their_limit_cost_reward_as_in_dapo() -> None:
     assert [buffer.penalty(length) for length in (1, 6, 7, 8, 10)] == [0.0, 0.0, -0.25, -0.5, -1.0]
     two_turns = episode("a", 1.0, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9,), (4, 5, 6)))
     tight = OverlongBuffer(2, 0.5, max_tokens=3)  # replies of 2 and 3 tokens cost 0.25 and 0.5
-    whole = token_rewards(two_turns, EstimatorSettings(overlong_buffer=tight)).rewards
-    assert whole.tolist() == [0.0, 0.0, 0.0, 0.0, 0.25]
+    full = token_rewards(two_turns, EstimatorSettings(overlong_buffer=tight)).rewards
+    assert full.tolist() == [0.0, 0.0, 0.0, 0.0, 0.25]
     by_turn = token_rewards(two_turns, EstimatorSettings(turn_rewards=True, overlong_buffer=tight)).rewards
     assert by_turn.tolist() == [0.0, -0.25, 0.0, 0.0, -0.5]
 

@@ -35,12 +35,12 @@ def fresh_model() -> LlamaForCausalLM:
 def make_samples(count: int, seed: int, temperature: float = 1.0) -> list[Sample]:
     rng = np.random.default_rng(seed)
     stem = rng.integers(1, VOCABULARY, 12).tolist()
-    made = []
+    results = []
     for _ in range(count):
         ids = stem[: rng.integers(0, 13)] + rng.integers(1, VOCABULARY, rng.integers(3, 20)).tolist()
         mask = rng.random(len(ids)) < 0.5
         mask[0], mask[-1] = False, True
-        made.append(
+        results.append(
             Sample(
                 tuple(ids),
                 mask,
@@ -50,7 +50,7 @@ def make_samples(count: int, seed: int, temperature: float = 1.0) -> list[Sample
                 temperature,
             )
         )
-    return made
+    return results
 
 
 Gradients = dict[str, torch.Tensor]
@@ -101,9 +101,9 @@ def expected_gradients(
                 with torch.no_grad():
                     other = (reference(ids).logits[0, :-1] / sample.temperature).log_softmax(-1)
                 theirs = other.gather(-1, ids[0, 1:, None])[:, 0]
-                whole = (table.exp() * (table - other)).sum(-1)[on]
+                full = (table.exp() * (table - other)).sum(-1)[on]
                 losses = losses + objective.kl_loss_coef * kl.penalty(
-                    logprobs[on], theirs[on], objective.kl_loss_type, whole
+                    logprobs[on], theirs[on], objective.kl_loss_type, full
                 )
         total = total + (losses * weights).sum() / 7.0
     total.backward()
@@ -193,17 +193,17 @@ def test_the_split_does_not_matter(seed: int, tokens: int, most: int | None, obj
     reference = fresh_model()
     with torch.no_grad():
         reference.lm_head.weight.mul_(1.5)
-    whole = gradients(samples, objective, reference, MicroBatchLimits(10_000))
+    full = gradients(samples, objective, reference, MicroBatchLimits(10_000))
     order = np.random.default_rng(seed).permutation(len(samples))
     shuffled = gradients([samples[i] for i in order], objective, reference, MicroBatchLimits(tokens, most))
-    assert distance(shuffled, whole) < 1e-6
+    assert distance(shuffled, full) < 1e-6
 
 
 def test_pieces_of_the_head_do_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = make_samples(6, 4)
-    whole = gradients(samples, policy_gradient(entropy_coeff=0.01))
+    full = gradients(samples, policy_gradient(entropy_coeff=0.01))
     monkeypatch.setattr("practicum.training.objective.MAX_LOGITS", 3 * VOCABULARY)
-    assert distance(gradients(samples, policy_gradient(entropy_coeff=0.01)), whole) < 1e-6
+    assert distance(gradients(samples, policy_gradient(entropy_coeff=0.01)), full) < 1e-6
 
 
 def test_untrained_tokens_give_no_gradient() -> None:
@@ -233,8 +233,8 @@ def test_what_comes_after_the_last_trained_token_is_not_computed() -> None:
 def test_logprobs_in_order() -> None:
     samples = make_samples(7, 8)
     model = fresh_model()
-    found = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), MicroBatchLimits(80)).logprobs(samples)
-    for sample, values in zip(samples, found, strict=True):
+    result = Learner(Decoder(copy.deepcopy(model)), OptimizerSettings(), MicroBatchLimits(80)).logprobs(samples)
+    for sample, values in zip(samples, result, strict=True):
         ids = torch.tensor([sample.ids])
         table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
         assert torch.allclose(values, table[torch.from_numpy(sample.mask[1:])], atol=1e-5)
@@ -256,13 +256,13 @@ def test_an_empty_batch_is_refused() -> None:
 
 
 def test_two_threads_compute_what_one_does() -> None:
-    samples, found = make_samples(12, 5), []
+    samples, result = make_samples(12, 5), []
     for threads in (1, 2, 2):
         model = fresh_model()
         learner = Learner(Decoder(model), OptimizerSettings(grad_clip=0.0), MicroBatchLimits(30), threads=threads)
         metrics = learner.update(samples, 40.0, POLICY_GRADIENT, 1e-3)
-        found.append((metrics, [p.grad for p in model.parameters()], [p.detach().clone() for p in model.parameters()]))
-    (alone, gradients_alone, _), (first, gradients_first, first_weights), (again, _, again_weights) = found
+        result.append((metrics, [p.grad for p in model.parameters()], [p.detach().clone() for p in model.parameters()]))
+    (alone, gradients_alone, _), (first, gradients_first, first_weights), (again, _, again_weights) = result
     assert alone == pytest.approx(first, rel=1e-5)
     for one, other in zip(gradients_alone, gradients_first, strict=True):
         assert one is not None

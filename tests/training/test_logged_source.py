@@ -113,8 +113,8 @@ def gradient(trainer: RLTrainer) -> dict[str, torch.Tensor]:
 
 def shifted(one: Trajectory, by: float, temperature: float = 1.0) -> Trajectory:
     """Logged by a policy that was exp(by) times as sure of every token as the tiny model is."""
-    known = policy_logprobs(loader.load_tiny(0).model, one, temperature)
-    moved = with_logprobs(one, np.minimum(known + by, 0).tolist())
+    reference = policy_logprobs(loader.load_tiny(0).model, one, temperature)
+    moved = with_logprobs(one, np.minimum(reference + by, 0).tolist())
     return replace(moved, provenance={**one.provenance, "temperature": temperature})
 
 
@@ -168,7 +168,7 @@ def test_importance_weights_equal_a_computation_by_hand(logged: list[Trajectory]
     good, bad = shifted(logged[0], 0.3, temperature), shifted(logged[1], -0.1, temperature)
     group = [replace(good, reward=1.0), replace(bad, reward=0.0)]
     settings = replace(PLAIN, objective=replace(LEASH, clip_ratio_low=0.05, clip_ratio_high=0.05))
-    _, (found,) = train([group], settings)
+    _, (result,) = train([group], settings)
     losses, distances = [], []
     for one, advantage in zip(group, (math.sqrt(0.5), -math.sqrt(0.5)), strict=True):
         mu = np.array([v for v in one.sequences()[0].logprobs if v is not None])
@@ -176,22 +176,22 @@ def test_importance_weights_equal_a_computation_by_hand(logged: list[Trajectory]
         ratio = np.exp(pi - mu)
         losses += np.maximum(-advantage * ratio, -advantage * ratio.clip(0.95, 1.05)).tolist()
         distances += np.abs(pi - mu).tolist()
-    assert found["actor/loss"] == pytest.approx(np.mean(losses), abs=1e-5)
-    assert found["offline/distance/mean"] == pytest.approx(np.mean(distances), abs=1e-5)
-    assert 0 < found["offline/distance/mean"] <= 0.3
-    assert not any(name.startswith("mismatch/") for name in found)  # no engine that could disagree
-    assert "reward/mean" not in found  # a log's rewards do not rise, and nobody shall wait for it
-    assert found["logged/reward/mean"] == 0.5
+    assert result["actor/loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert result["offline/distance/mean"] == pytest.approx(np.mean(distances), abs=1e-5)
+    assert 0 < result["offline/distance/mean"] <= 0.3
+    assert not any(name.startswith("mismatch/") for name in result)  # no engine that could disagree
+    assert "reward/mean" not in result  # a log's rewards do not rise, and nobody shall wait for it
+    assert result["logged/reward/mean"] == 0.5
 
 
 def test_where_the_log_is_the_policy_the_loss_is_the_plain_policy_gradient(logged: list[Trajectory]) -> None:
     group = [replace(logged[0], reward=1.0), replace(logged[1], reward=0.0)]
-    _, (found,) = train([group])
+    _, (result,) = train([group])
     counts = [len(policy_logprobs(loader.load_tiny(0).model, one)) for one in group]
-    assert found["offline/distance/max"] < 1e-4
-    assert found["offline/bounded"] == 0.0
+    assert result["offline/distance/max"] < 1e-4
+    assert result["offline/bounded"] == 0.0
     expected = math.sqrt(0.5) * (counts[1] - counts[0]) / sum(counts)
-    assert found["actor/loss"] == pytest.approx(expected, abs=1e-5)
+    assert result["actor/loss"] == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> None:
@@ -206,8 +206,8 @@ def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> Non
     )
     for name, value in gradient(alone).items():
         assert torch.allclose(gradient(both)[name], share * value, atol=2e-6)
-    nothing, (found,) = train([dead], frozen=True)
-    assert found["actor/loss"] == pytest.approx(0.0, abs=1e-9)
+    nothing, (result,) = train([dead], frozen=True)
+    assert result["actor/loss"] == pytest.approx(0.0, abs=1e-9)
     assert all(float(value.abs().max()) < 1e-6 for value in gradient(nothing).values())
     assert max(float(value.abs().max()) for value in gradient(alone).values()) > 1e-2
 
@@ -243,17 +243,17 @@ def test_failures_are_lowered_to_the_floor_and_no_further(
 
 
 def test_missing_log_probs_are_those_of_the_start_policy(logged: list[Trajectory]) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     bare = tuple(replace(s, logprobs=None) for s in logged[0].turns[0].spans)
     provenance = {**logged[0].provenance, "temperature": 0.3}  # it has no meaning for a scripted policy
     expert = replace(logged[0], turns=(replace(logged[0].turns[0], spans=bare),), reward=1.0, provenance=provenance)
     greedy = replace(logged[1], provenance={**logged[1].provenance, "temperature": 0.0}, reward=0.0)
     nucleus = replace(logged[2], provenance={**logged[2].provenance, "top_p": 0.9}, reward=0.0)
     own = replace(logged[3], reward=0.0)
-    trainer, (found,) = train([[expert, greedy, nucleus, own]], say=said.append)
-    assert len(said) == 1
-    assert said[0].startswith("3 of 4 logged episodes lack the log-probs they were sampled with")
-    assert found["offline/distance/max"] < 1e-4
+    trainer, (result,) = train([[expert, greedy, nucleus, own]], say=messages.append)
+    assert len(messages) == 1
+    assert messages[0].startswith("3 of 4 logged episodes lack the log-probs they were sampled with")
+    assert result["offline/distance/max"] < 1e-4
     (filled,) = asyncio.run(trainer.source.collect(1)).groups
     assert filled[3] is own
     sampled = [span.logprobs for span in filled[0].turns[0].spans if span.origin is Origin.SAMPLED]
@@ -278,8 +278,8 @@ def test_impossible_settings_are_refused(settings: RLSettings, says: str, logged
 @pytest.mark.parametrize("name", GROUP_ESTIMATORS)
 def test_every_group_estimator_updates_the_policy(name: str, logged: list[Trajectory]) -> None:
     groups = signal_groups(log_of(*logged))
-    _, (found,) = train(groups, replace(PLAIN, adv_estimator=name, train_batch_size=3))
-    assert found["actor/grad_norm"] > 0
+    _, (result,) = train(groups, replace(PLAIN, adv_estimator=name, train_batch_size=3))
+    assert result["actor/grad_norm"] > 0
 
 
 # -- a whole run --------------------------------------------------------------------------------

@@ -60,13 +60,13 @@ def test_samples_without_a_trained_token_are_left_out() -> None:
 @st.composite
 def sample_lists(draw: st.DrawFn) -> list[Sample]:
     stem = draw(st.lists(st.integers(1, 4), max_size=6))
-    made = []
+    results = []
     for _ in range(draw(st.integers(1, 7))):
         cut = draw(st.integers(0, len(stem)))
         ids = stem[:cut] + draw(st.lists(st.integers(1, 4), min_size=2, max_size=9))
         mask = [0, *draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))]
-        made.append(sample(ids, mask))
-    return made
+        results.append(sample(ids, mask))
+    return results
 
 
 @given(
@@ -110,7 +110,7 @@ def seen_by(micro: MicroBatch) -> list[list[int]]:
 def test_every_prediction_appears_once_with_its_own_history(
     samples: list[Sample], budget: int, most: int | None
 ) -> None:
-    found: dict[int, list[tuple[tuple[int, ...], int]]] = {}
+    results: dict[int, list[tuple[tuple[int, ...], int]]] = {}
     for micro in micro_batches(samples, MicroBatchLimits(budget, most)):
         members = set(micro.sample_index.tolist())
         assert len(members) == 1 or len(micro.ids) <= budget
@@ -120,10 +120,10 @@ def test_every_prediction_appears_once_with_its_own_history(
             assert seen[node][-1] == node
             assert micro.positions[seen[node]].tolist() == list(range(len(seen[node])))
             history = tuple(micro.ids[seen[node]].tolist())
-            found.setdefault(int(micro.sample_index[k]), []).append((history, int(micro.targets[k])))
+            results.setdefault(int(micro.sample_index[k]), []).append((history, int(micro.targets[k])))
     for index, one in enumerate(samples):
         expected = [(one.ids[:t], one.ids[t]) for t in np.flatnonzero(one.mask)]
-        assert found.get(index, []) == expected
+        assert results.get(index, []) == expected
 
 
 @settings(max_examples=50, deadline=None)
@@ -150,9 +150,9 @@ def test_a_token_is_seen_by_those_before_its_end(samples: list[Sample]) -> None:
     tree = build_tree(batch.inputs, batch.shared)
     for path in tree.paths:
         own = set(path.tolist())
-        for place in path.tolist():
-            seen = {key for key in range(place + 1) if place < tree.subtree_ends[key]}
-            assert seen == {key for key in own if key <= place}
+        for query in path.tolist():
+            seen = {key for key in range(query + 1) if query < tree.subtree_ends[key]}
+            assert seen == {key for key in own if key <= query}
 
 
 def test_blocks_attend_to_blocks_that_hold_an_ancestor() -> None:

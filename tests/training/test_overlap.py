@@ -115,10 +115,10 @@ def test_an_overlapped_run_equals_a_sequential_one(case: str) -> None:
 
 def test_a_batch_is_one_version_old_from_the_second_step_on() -> None:
     trainer = make()
-    found = asyncio.run(closed(trainer, lambda: run(trainer, range(STEPS))))
-    versions = [{turn.policy_version for episode in episodes for turn in episode.turns} for _, episodes in found]  # type: ignore[attr-defined]
+    result = asyncio.run(closed(trainer, lambda: run(trainer, range(STEPS))))
+    versions = [{turn.policy_version for episode in episodes for turn in episode.turns} for _, episodes in result]  # type: ignore[attr-defined]
     assert versions == [{0}, {0}, {1}, {2}]
-    metrics = [metrics for metrics, _ in found]  # type: ignore[attr-defined]
+    metrics = [metrics for metrics, _ in result]  # type: ignore[attr-defined]
     assert [one["staleness/versions/mean"] for one in metrics] == [0.0, 1.0, 1.0, 1.0]
     # The engine is what it says it is, and the learner has moved on from it.
     assert all(one["mismatch/logprob/max"] < 1e-4 for one in metrics)
@@ -148,13 +148,13 @@ def test_an_engine_that_runs_other_weights_stops_the_run() -> None:
 def test_rollout_and_update_run_at_once() -> None:
     """Worlds of the second batch wait until the learner has begun: one after the other would wait for ever."""
     learning = threading.Event()
-    begun: list[str] = []
+    started: list[str] = []
     waited: list[bool] = []
 
     class Waiting(Short):
         async def reset(self, task: Task, seed: int) -> Observation:
-            begun.append(task.id)
-            self.second = len(begun) > SETTINGS.train_batch_size * SETTINGS.num_chains
+            started.append(task.id)
+            self.second = len(started) > SETTINGS.train_batch_size * SETTINGS.num_chains
             return await super().reset(task, seed)
 
         async def step(self, action: Action) -> Step:

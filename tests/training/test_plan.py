@@ -19,10 +19,10 @@ RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: f"{point.model}-{point.hardware}-{point.name}")
 def test_estimates_are_near_what_was_measured(point: MeasuredPoint) -> None:
-    found = estimate_point(point)
-    assert found.time_error is not None
-    assert abs(found.time_error) < 0.4
-    assert found.memory_error is None or abs(found.memory_error) < 0.25
+    result = estimate_point(point)
+    assert result.time_error is not None
+    assert abs(result.time_error) < 0.4
+    assert result.memory_error is None or abs(result.memory_error) < 0.25
 
 
 def test_the_points_are_the_recorded_results() -> None:

@@ -32,18 +32,18 @@ def make(
     """An episode of shown and sampled ids."""
     turns = tuple(
         Turn(
-            spans=(Span(Origin.TEMPLATE, shown), Span(Origin.SAMPLED, said, tuple(-0.5 for _ in said))),
-            restart=place == 0 or bool(options.get("restart")),
+            spans=(Span(Origin.TEMPLATE, shown), Span(Origin.SAMPLED, message, tuple(-0.5 for _ in message))),
+            restart=index == 0 or bool(options.get("restart")),
             messages=(Message("user", str(shown)),),
-            reply=str(said),
-            action=Action(str(said)),
+            reply=str(message),
+            action=Action(str(message)),
             source=ActionSource.POLICY,
             policy_version=0,
             stop_reason=StopReason.END,
             seed=0,
-            reward=reward if place + 1 == len(steps) else 0.0,
+            reward=reward if index + 1 == len(steps) else 0.0,
         )
-        for place, (shown, said) in enumerate(steps)
+        for index, (shown, message) in enumerate(steps)
     )
     outcome = Outcome(options.get("outcome", "success" if reward > 0 else "failure"))
     return Trajectory(
@@ -89,12 +89,12 @@ def test_the_same_reply_is_worth_its_mean_and_pairs_come_once() -> None:
         make([((5,), B)], 0.25, 3),
         make([((5,), C)], 0.0, 4),
     ]
-    found = mine_pairs(episodes)
-    assert [(judged(p), p.margin) for p in found] == [((A, C), 0.5), ((A, B), 0.25), ((B, C), 0.25)]
+    result = mine_pairs(episodes)
+    assert [(judged(p), p.margin) for p in result] == [((A, C), 0.5), ((A, B), 0.25), ((B, C), 0.25)]
     assert [p.margin for p in mine_pairs(episodes, limit_per_task=2)] == [0.5, 0.25]
     for seed in range(3):
         shuffled = random.Random(seed).sample(episodes, len(episodes))
-        assert [judged(p) for p in mine_pairs(shuffled)] == [judged(p) for p in found]
+        assert [judged(p) for p in mine_pairs(shuffled)] == [judged(p) for p in result]
 
 
 def test_whole_trajectories() -> None:
@@ -128,7 +128,9 @@ def test_mined_pairs_are_learnt() -> None:
 
 
 def test_a_pair_with_a_side_longer_than_the_window_is_left_out_and_said(capsys: pytest.CaptureFixture[str]) -> None:
-    good, bad, long = (make([((5,), said)], worth, n) for n, (said, worth) in enumerate(((A, 1.0), (B, 0.5), (C, 0.0))))
+    good, bad, long = (
+        make([((5,), message)], worth, n) for n, (message, worth) in enumerate(((A, 1.0), (B, 0.5), (C, 0.0)))
+    )
     pairs = [mined.pair for mined in mine_pairs([good, bad, long])]
     assert len(pairs) == 3
     (kept,) = fitting_pairs(pairs, 3)

@@ -41,10 +41,10 @@ def test_the_golden_value() -> None:
     ((advantages,),) = ESTIMATORS["grpo"].function([[rated(REWARD, 3)]], EstimatorSettings()).advantages
     assert advantages.tolist() == [REWARD] * 3
     ((weight,),), denominator = losses.token_weights([[3]], "seq-mean-token-sum")
-    given = torch.from_numpy(advantages)
+    value = torch.from_numpy(advantages)
     for loss in (losses.cispo, losses.ppo):
         logprobs = torch.tensor(LOGPROBS, dtype=torch.float64, requires_grad=True)
-        total = (weight * loss(logprobs, logprobs.detach(), given).loss).sum() / denominator
+        total = (weight * loss(logprobs, logprobs.detach(), value).loss).sum() / denominator
         total.backward()
         assert logprobs.grad is not None
         assert logprobs.grad.tolist() == pytest.approx([-REWARD] * 3, abs=1e-15)
@@ -90,11 +90,13 @@ def test_the_learners_gradient_is_the_formulas(policy_loss: str) -> None:
         ids = tuple(rng.integers(1, 53, length).tolist())
         samples.append(Sample(ids, mask, mask.astype(np.float32) * 7.0 / 3, advantages, nothing, 1.0))
     model = fresh_model()
-    known = []
+    references = []
     with torch.no_grad():  # sampled by the policy itself: the ratio is one
         for sample in samples:
             row_ids = torch.tensor([sample.ids])
             table = model(row_ids).logits[0, :-1].log_softmax(-1).gather(-1, row_ids[0, 1:, None])[:, 0]
-            known.append(replace(sample, sampling_logprobs=np.concatenate([[0.0], table.numpy()]).astype(np.float32)))
-    found = gradients(known, policy_gradient(loss_mode=policy_loss))  # over a denominator of 7
-    assert distance(found, formula(samples, rewards)) < 1e-5
+            references.append(
+                replace(sample, sampling_logprobs=np.concatenate([[0.0], table.numpy()]).astype(np.float32))
+            )
+    result = gradients(references, policy_gradient(loss_mode=policy_loss))  # over a denominator of 7
+    assert distance(result, formula(samples, rewards)) < 1e-5

@@ -99,6 +99,16 @@ def test_a_reply_in_several_spans_is_one_reply() -> None:
     assert metrics["response_length/mean"] == 6.0
 
 
+def test_figures_of_the_environment_are_means_over_the_episodes_that_have_them() -> None:
+    def ended(info: dict[str, object]) -> Trajectory:
+        return episode("a", 1, Outcome.SUCCESS, turn((1,), (2,), True), replace(turn((3,), (4,)), info=info))
+
+    plays = [ended({"valid": 1.0, "questions": 2, "score": 0.8, "problem": "x", "won": True}), ended({"valid": 0.0})]
+    metrics = rollout_metrics(plays)
+    figures = {name: value for name, value in metrics.items() if name.startswith("figure/")}
+    assert figures == {"figure/questions/mean": 2.0, "figure/score/mean": 0.8, "figure/valid/mean": 0.5}
+
+
 def test_groups_without_signal_add_to_the_denominator_only() -> None:
     group = [episode("a", 1), episode("a", 1)]
     (weighted,) = build_samples([group], [flat(0.0, 0.0)], "token-mean", 1.0)

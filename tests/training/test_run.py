@@ -143,16 +143,16 @@ def test_the_recipe_of_the_readme_can_be_resumed() -> None:
 
 
 def test_early_stopping(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     settings = RunSettings(6, save_freq=10, test_freq=1, early_stopping_patience=2)
-    run = make_run(tmp_path, settings, evaluate=validations(0.0, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8), say=said.append)
+    run = make_run(tmp_path, settings, evaluate=validations(0.0, 0.5, 0.4, 0.5, 0.6, 0.7, 0.8), say=messages.append)
     go(run)
     assert run.state.step == 3
-    assert any("2 validations without a new best" in text for text in said)
-    again = make_run(tmp_path, settings, evaluate=validations(), say=said.append)
+    assert any("2 validations without a new best" in text for text in messages)
+    again = make_run(tmp_path, settings, evaluate=validations(), say=messages.append)
     again.resume()
     go(again)
-    assert said[-1].startswith("Nothing to do")
+    assert messages[-1].startswith("Nothing to do")
 
 
 def written(folder: Path) -> list[dict[str, float]]:
@@ -161,8 +161,8 @@ def written(folder: Path) -> list[dict[str, float]]:
 
 def test_a_run_stopped_in_its_first_validation_resumes_without_another(tmp_path: Path) -> None:
     settings, rates = RunSettings(4, save_freq=4, test_freq=1, early_stopping_patience=2), (0.5, 0.4, 0.6, 0.6, 0.7)
-    whole = make_run(tmp_path / "whole", settings, replace(RL, total_training_steps=4), evaluate=validations(*rates))
-    go(whole)
+    full = make_run(tmp_path / "whole", settings, replace(RL, total_training_steps=4), evaluate=validations(*rates))
+    go(full)
     first = validations(*rates[:1])
 
     async def interrupted() -> EvalResult:
@@ -175,24 +175,27 @@ def test_a_run_stopped_in_its_first_validation_resumes_without_another(tmp_path:
     again = make_run(tmp_path / "cut", settings, replace(RL, total_training_steps=4), evaluate=validations(*rates[1:]))
     again.resume()
     go(again)
-    assert again.state == whole.state
+    assert again.state == full.state
     assert (tmp_path / "cut/metrics.jsonl").read_bytes() == (tmp_path / "whole/metrics.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize("metric", ["val/success/mean", "val/reward/mean"])
 def test_a_validation_without_a_score_does_not_count(metric: str, tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     settings = RunSettings(4, test_freq=1, early_stopping_patience=2, best_metric=metric)
     rates = (None, 0.5, None, None, 0.4)
     run = make_run(
-        tmp_path, settings, replace(RL, total_training_steps=4), evaluate=validations(*rates), say=said.append
+        tmp_path, settings, replace(RL, total_training_steps=4), evaluate=validations(*rates), say=messages.append
     )
     go(run)
     assert (run.state.step, run.state.best_step, run.state.stale_validations) == (4, 1, 1)
-    asked = [{name: value for name, value in line.items() if name.startswith("val/")} for line in written(tmp_path)]
-    assert [one for one in asked if one["val/n"] == 0] == [{"val/n": 0.0, "val/errors": 10.0}] * 3
-    assert asked[1]["val/success/mean"] == 0.5
-    assert sum("no episode of the validation could be scored (first: engine_error: gone)" in text for text in said) == 3
+    requests = [{name: value for name, value in line.items() if name.startswith("val/")} for line in written(tmp_path)]
+    assert [one for one in requests if one["val/n"] == 0] == [{"val/n": 0.0, "val/errors": 10.0}] * 3
+    assert requests[1]["val/success/mean"] == 0.5
+    assert (
+        sum("no episode of the validation could be scored (first: engine_error: gone)" in text for text in messages)
+        == 3
+    )
 
 
 def test_impossible_run_settings_are_refused() -> None:
@@ -219,12 +222,12 @@ def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> No
     assert fresh.policy.reference.model is fresh.policy.loaded.model  # beneath the adapter: no second copy
     go(fresh)
     start = str(tmp_path / "fresh/global_step_2/actor")
-    whole = adapted(tmp_path / "whole", rl, start, 4)
-    held = {id(weight) for weight in whole.policy.reference.model.parameters()}
-    shared = [weight for weight in whole.policy.loaded.model.parameters() if not weight.requires_grad]
+    full = adapted(tmp_path / "whole", rl, start, 4)
+    held = {id(weight) for weight in full.policy.reference.model.parameters()}
+    shared = [weight for weight in full.policy.loaded.model.parameters() if not weight.requires_grad]
     assert shared
     assert all(id(weight) in held for weight in shared)
-    go(whole)
+    go(full)
     lines = written(tmp_path / "whole")
     assert lines[0]["actor/kl"] == pytest.approx(0.0, abs=1e-6)
     assert lines[3]["actor/kl"] > 1e-5
@@ -306,14 +309,14 @@ def test_a_failed_start_leaves_the_folder_free(
     async def fail(*arguments: object) -> None:
         raise UserError("This world needs a key.")
 
-    wanted = ["agent.max_turns=1", "trainer.total_training_steps=1"]
+    expected = ["agent.max_turns=1", "trainer.total_training_steps=1"]
     with monkeypatch.context() as patched:
         patched.setattr(RLTrainer, "step", fail)
-        assert main(short(tmp_path, *wanted, "trainer.seed=1")) == 2
+        assert main(short(tmp_path, *expected, "trainer.seed=1")) == 2
     assert [path.read_bytes() for path in tmp_path.rglob("metrics.jsonl")] == [b""]
-    assert main(short(tmp_path, *wanted)) == 0
+    assert main(short(tmp_path, *expected)) == 0
     capsys.readouterr()
-    assert main(short(tmp_path, *wanted)) == 2
+    assert main(short(tmp_path, *expected)) == 2
     assert "already holds a finished run, and no checkpoint to go on from" in capsys.readouterr().err
 
 
@@ -326,20 +329,20 @@ def test_killed_before_its_first_checkpoint_the_same_run_begins_anew(
     def act(monitor: RunMonitor, step: int) -> None:
         raise Killed
 
-    wanted = ["agent.max_turns=1", "trainer.total_training_steps=2"]
+    expected = ["agent.max_turns=1", "trainer.total_training_steps=2"]
     with monkeypatch.context() as patched:
         patched.setattr(RunMonitor, "act", act)
         with pytest.raises(Killed):
-            main(short(tmp_path / "cut", *wanted))
+            main(short(tmp_path / "cut", *expected))
     (metrics,) = (tmp_path / "cut").rglob("metrics.jsonl")
     assert len(metrics.read_text().splitlines()) == 1
-    assert main(short(tmp_path / "cut", *wanted, "trainer.seed=1")) == 2
+    assert main(short(tmp_path / "cut", *expected, "trainer.seed=1")) == 2
     assert "holds a run with trainer.seed=0, not 1" in capsys.readouterr().err
-    assert main(short(tmp_path / "cut", *wanted)) == 0
+    assert main(short(tmp_path / "cut", *expected)) == 0
     assert "holds no checkpoint to go on from: the run begins anew" in capsys.readouterr().out
-    assert main(short(tmp_path / "whole", *wanted)) == 0
-    (whole,) = (tmp_path / "whole").rglob("metrics.jsonl")
-    assert metrics.read_bytes() == whole.read_bytes()
+    assert main(short(tmp_path / "whole", *expected)) == 0
+    (full,) = (tmp_path / "whole").rglob("metrics.jsonl")
+    assert metrics.read_bytes() == full.read_bytes()
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
@@ -417,13 +420,13 @@ def test_health_can_stop_a_run_and_keeps_the_last_good_checkpoint(tmp_path: Path
 
 
 def test_health_can_adjust(tmp_path: Path) -> None:
-    said: list[str] = []
+    messages: list[str] = []
     run = make_run(
         tmp_path,
         RunSettings(3),
         replace(RL, total_training_steps=3),
         health=HealthSettings(action="adjust"),
-        say=said.append,
+        say=messages.append,
     )
     original = run.trainer.step
 
@@ -434,7 +437,7 @@ def test_health_can_adjust(tmp_path: Path) -> None:
     run.trainer.step = step  # type: ignore[method-assign]
     go(run)
     assert run.trainer.clip_scale == 0.5  # 0.2 → 0.1, once
-    assert any("clip × 0.5" in text for text in said)
+    assert any("clip × 0.5" in text for text in messages)
 
 
 @reward()
@@ -448,7 +451,7 @@ def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> Non
     here = Path(__file__)
     rl = replace(RL, total_training_steps=29, train_batch_size=6, num_chains=6, lr=2e-3)
     maker = lambda: MathEnvironment(reward=f"{here}:short_answers", verifier="math_reward")  # noqa: E731
-    said: list[str] = []
+    messages: list[str] = []
     run = monitored(
         tmp_path,
         TrainablePolicy(loader.load_tiny(0)),
@@ -457,7 +460,7 @@ def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> Non
         RunSettings(29),
         rl,
         hacking=RewardHackingSettings(action="stop"),
-        say=said.append,
+        say=messages.append,
     )
     with pytest.raises(UserError, match="verifier .*The run stops here"):
         go(run)

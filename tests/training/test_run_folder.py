@@ -145,9 +145,9 @@ def test_auto_goes_on_from_where_resume_path_went(tmp_path: Path) -> None:
     assert Checkpoints(tmp_path).steps() == [1]
     abandoned = sorted(path.name for path in tmp_path.glob("abandoned_*"))
     assert abandoned == ["abandoned_global_step_2", "abandoned_global_step_3"]
-    said: list[str] = []
-    last = make_run(tmp_path, RunSettings(4, save_freq=4), rl, say=said.append)
+    messages: list[str] = []
+    last = make_run(tmp_path, RunSettings(4, save_freq=4), rl, say=messages.append)
     last.resume()
-    assert said[0].startswith("Resumed at step 1 from")
+    assert messages[0].startswith("Resumed at step 1 from")
     go(last)
     assert [line["step"] for line in written(tmp_path)] == [1, 2, 3, 4]

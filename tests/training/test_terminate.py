@@ -36,10 +36,10 @@ class Stuck(ByLength):
 def test_in_a_rollout(tmp_path: Path) -> None:
     settings = RunSettings(3, save_freq=3, val_before_train=False)
     go(make_run(tmp_path / "whole", settings, SMALL))
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         go(make_run(tmp_path / "cut", settings, SMALL, Stuck))
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - started < 60
     assert Checkpoints(tmp_path / "cut").steps() == [2]
     again = make_run(tmp_path / "cut", settings, SMALL)
     again.resume()

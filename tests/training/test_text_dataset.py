@@ -33,9 +33,9 @@ def rows_file(folder: Path, *rows: object) -> Path:
 def test_exported_conversations_come_back_id_for_id(episodes: Path, tmp_path: Path, renderer: Renderer) -> None:
     assert main(["export", "--input-dir", str(episodes), "--format", "sft", "--output-dir", str(tmp_path)]) == 0
     expected = {sample.ids: sample for sample in sft_samples(list(read_episodes(episodes)))}
-    found = [sample for _, sample in read_demonstration_rows(tmp_path / "sft.jsonl", renderer)]
-    assert len(found) == len(expected)
-    for sample in found:
+    results = [sample for _, sample in read_demonstration_rows(tmp_path / "sft.jsonl", renderer)]
+    assert len(results) == len(expected)
+    for sample in results:
         assert np.array_equal(sample.mask, expected[sample.ids].mask)
         assert np.array_equal(sample.weights, expected[sample.ids].weights)
 
@@ -44,7 +44,7 @@ def test_rows_of_actions_train_the_action_alone(tmp_path: Path, renderer: Render
     path = rows_file(tmp_path, {"prompt": "What is 2 + 2?", "action": "4", "task_id": "t"})
     ((task, sample),) = read_demonstration_rows(path, renderer)
     assert task == "t"
-    trained = [token for token, wanted in zip(sample.ids, sample.mask, strict=True) if wanted]
+    trained = [token for token, target in zip(sample.ids, sample.mask, strict=True) if target]
     assert trained == list(renderer.encode_reply("4"))
 
 
@@ -56,7 +56,7 @@ def test_a_reply_may_be_left_out_of_training(tmp_path: Path, renderer: Renderer)
         {"role": "assistant", "content": "good"},
     ]
     ((_, sample),) = read_demonstration_rows(rows_file(tmp_path, {"messages": messages}), renderer)
-    assert renderer.decode([t for t, wanted in zip(sample.ids, sample.mask, strict=True) if wanted]) == "good"
+    assert renderer.decode([t for t, target in zip(sample.ids, sample.mask, strict=True) if target]) == "good"
 
 
 @pytest.mark.parametrize(

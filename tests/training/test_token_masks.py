@@ -153,27 +153,27 @@ def episodes(policy: TrainablePolicy) -> list[Trajectory]:
     """Episodes of two turns under a schema, of free text, and of both with top-k, top-p and min-p."""
     make_environment, name = environment_maker("math", "hf", {})
     tasks = make_environment().tasks("train", 3, 0)
-    found: list[Trajectory] = []
+    results: list[Trajectory] = []
     schema = response_format(SCHEMAS[4])
-    whole = Sampling(0.9, max_tokens=60)
-    filtered = replace(whole, top_k=40, top_p=0.8, min_p=0.02)
-    for form, sampling in ((schema, whole), (None, whole), (schema, filtered), (None, filtered)):
+    full = Sampling(0.9, max_tokens=60)
+    filtered = replace(full, top_k=40, top_p=0.8, min_p=0.02)
+    for form, sampling in ((schema, full), (None, full), (schema, filtered), (None, filtered)):
         agent = Agent(name, 2, sampling, response_format=form)
-        found += asyncio.run(policy.roll_out(plan_attempts(tasks, 2, 0), make_environment, agent))
+        results += asyncio.run(policy.roll_out(plan_attempts(tasks, 2, 0), make_environment, agent))
     asyncio.run(policy.engine.close())
-    return found
+    return results
 
 
 def test_engine_and_learner_agree_on_constrained_replies(policy: TrainablePolicy, episodes: list[Trajectory]) -> None:
     grammars = policy.renderer.grammars
     samples = [sample for one in episodes for sample in unweighted_samples(one, 0.9, grammars=grammars)]
     assert sum(bool(sample.token_masks) for sample in samples) == len(samples) * 3 // 4
-    found = torch.cat(compute_logprobs(policy.decoder, samples, policy.limits))
-    said = torch.from_numpy(np.concatenate([sample.sampling_logprobs[sample.mask] for sample in samples]))
-    assert float((found - said).abs().max()) < 1e-4
+    result = torch.cat(compute_logprobs(policy.decoder, samples, policy.limits))
+    text = torch.from_numpy(np.concatenate([sample.sampling_logprobs[sample.mask] for sample in samples]))
+    assert float((result - text).abs().max()) < 1e-4
     unmasked = [replace(sample, token_masks=()) for sample in samples]
     other = torch.cat(compute_logprobs(policy.decoder, unmasked, policy.limits))
-    assert float((other - said).abs().max()) > 1
+    assert float((other - text).abs().max()) > 1
 
 
 def test_an_update_moves_the_better_reply_ahead(policy: TrainablePolicy, episodes: list[Trajectory]) -> None:

@@ -117,15 +117,15 @@ def test_a_queue_that_is_joined_before_the_first_wait_stops_the_clock() -> None:
 
 
 def test_a_cancelled_wait_is_cancelled_and_nothing_else() -> None:
-    heard = []
+    messages = []
 
     async def answer() -> None:
         try:
             await asyncio.sleep(5)
         except asyncio.CancelledError:
-            heard.append("cancelled")
+            messages.append("cancelled")
             await asyncio.sleep(0)  # tidying up may wait
-            heard.append("tidied")
+            messages.append("tidied")
             raise
 
     async def ask() -> None:
@@ -136,7 +136,7 @@ def test_a_cancelled_wait_is_cancelled_and_nothing_else() -> None:
 
     with pytest.raises(asyncio.CancelledError):
         asyncio.run(ask())
-    assert heard == ["cancelled", "tidied"]
+    assert messages == ["cancelled", "tidied"]
 
 
 def test_a_fault_is_passed_on_before_and_after_the_first_wait() -> None:

@@ -138,6 +138,14 @@ def test_the_help_of_every_command_fits_80_columns(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("COLUMNS", "80")
     for text in (usage_of("eval"), usage_of("matrix"), usage_of("train")):
         assert max(map(len, text.splitlines())) <= 80
+    lines = usage_of("train").splitlines()
+    assert [line.split()[0] for line in lines if re.match("[a-z]+: ", line)] == [
+        "usage:",
+        "example:",
+        "recipes:",
+        "keys:",
+    ]
+    assert "rubric-reinforce" in " ".join(lines)  # no name is broken at its hyphen
 
 
 def usage_of(command: str) -> str:

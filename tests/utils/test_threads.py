@@ -14,9 +14,9 @@ from practicum.utils.concurrency import in_thread
 
 def test_many_slow_calls_run_side_by_side() -> None:
     async def run() -> float:
-        begun = time.monotonic()
+        started = time.monotonic()
         await asyncio.gather(*(in_thread(time.sleep, 0.3) for _ in range(60)))
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
     assert asyncio.run(run()) < 12  # one after another they take 18
 
@@ -71,13 +71,15 @@ def test_threads_that_nobody_wants_end(monkeypatch: pytest.MonkeyPatch) -> None:
         return sum(thread.name == "practicum-worker" for thread in set(threading.enumerate()) - before)
 
     async def run() -> int:
-        found = [await in_thread(lambda number=number: number) for number in range(300)]  # they end and begin meanwhile
-        assert found == list(range(300))
+        results = [
+            await in_thread(lambda number=number: number) for number in range(300)
+        ]  # they end and begin meanwhile
+        assert results == list(range(300))
         many = asyncio.gather(*(in_thread(time.sleep, 0.3) for _ in range(200)))
         await asyncio.sleep(0.1)
-        begun = workers()
+        started = workers()
         await many
-        return begun
+        return started
 
     assert asyncio.run(run()) > 0
     limit = time.monotonic() + 30

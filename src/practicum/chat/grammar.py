@@ -168,11 +168,11 @@ class Grammars:
 
     @property
     def executor(self) -> LLExecutor:
-        """llguidance's threads."""
+        """llguidance's threads, no more than this process has cores."""
         if self._executor is None:
             from llguidance import LLExecutor
 
-            self._executor = LLExecutor(min(MAX_THREADS, os.cpu_count() or 1))
+            self._executor = LLExecutor(min(MAX_THREADS, len(os.sched_getaffinity(0))))
         return self._executor
 
     def _compiled(self, key: str, response_format: ResponseFormat) -> LLMatcher:

@@ -16,7 +16,7 @@ from practicum.cli.options import (
     rollout_fields,
 )
 from practicum.errors import UserError
-from practicum.utils.terminal import fit
+from practicum.utils.terminal import say
 
 if TYPE_CHECKING:
     from practicum.collector import CollectSettings
@@ -30,7 +30,7 @@ def run(argv: list[str]) -> int:
         try:
             return verify(args)
         except UserError as error:  # 2 would mean that nothing diverged
-            print(f"practicum: {error}", file=sys.stderr)
+            say(f"practicum: {error}", sys.stderr)
             return 1
     for name in EXPLORATION_FLAGS:
         if vars(args)[name] is not None:
@@ -38,9 +38,9 @@ def run(argv: list[str]) -> int:
     from practicum.collector import collect  # brings torch, which is slow to import: not for --help
 
     result = collect(settings_from(args))
-    print(fit(result.describe(), sys.stdout))
+    say(result.describe())
     if result.unscored_warning is not None:
-        print(f"practicum: {result.unscored_warning}", file=sys.stderr)
+        say(f"practicum: {result.unscored_warning}", sys.stderr)
         return 1
     return 0
 
@@ -51,18 +51,18 @@ def expand_experiment(argv: list[str]) -> list[str]:
     A name that no file has is only the folder's, unless the file was given or --mode names an experiment.
     """
     parser = experiment_parser()
-    known, typed = parser.parse_known_args(argv)
-    name = known.mode or known.experiment
+    options, typed = parser.parse_known_args(argv)
+    name = options.mode or options.experiment
     if name is None or {"-h", "--help"} & set(argv):
         return argv
     from practicum.cli.modes import read_modes, typed_over, with_subset
     from practicum.config.experiments import read_experiments
 
-    if known.mode is None and known.config is None and name not in read_experiments(None).entries:
+    if options.mode is None and options.config is None and name not in read_experiments(None).entries:
         return argv
-    (experiment,) = read_modes(known.config, [name])
-    flags = typed_over(experiment, with_subset(known.config, typed))
-    return ["--out", "data/trajectories", *flags, "--experiment", known.experiment or name]
+    (experiment,) = read_modes(options.config, [name])
+    flags = typed_over(experiment, with_subset(options.config, typed))
+    return ["--out", "data/trajectories", *flags, "--experiment", options.experiment or name]
 
 
 def experiment_parser() -> argparse.ArgumentParser:
@@ -139,5 +139,5 @@ def verify(args: argparse.Namespace) -> int:
         0.7 if args.temperature_b is None else args.temperature_b,
     )
     check = verify_exploration(settings_from(args), args.task, temperatures, args.compare_steps or 10)
-    print(f"{check.replies.sentence}; episodes in {check.folder}")
+    say(f"{check.replies.sentence}; episodes in {check.folder}")
     return int(check.replies.status)

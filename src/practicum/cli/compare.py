@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from practicum.utils.terminal import coloured, say
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -42,7 +44,7 @@ def run(argv: list[str]) -> int:
         from practicum.evaluation.plots import draw
 
         paths = draw(report.comparison, args.plots, args.level)
-        print(f"pictures: {', '.join(str(path) for path in paths)}", file=sys.stderr)
+        say(f"pictures: {', '.join(str(path) for path in paths)}", sys.stderr)
     return 0 if all(map(has_verdict, report.comparison.comparisons)) else 1
 
 
@@ -215,14 +217,6 @@ def format_interval(delta: MetricDelta) -> str:
         return f"{100 * delta.difference:+.1f} [{low}, {high}]"
     low, high = number(delta.interval.low, True), number(delta.interval.high, True)
     return f"{number(delta.difference, True)} [{low}, {high}]"
-
-
-def coloured(line: str, verdict: str) -> str:
-    """The line in green for `better` and in red for `worse`, where the terminal shows colours."""
-    from practicum.utils.terminal import use_colour
-
-    code = {"better": "32", "worse": "31"}.get(verdict)
-    return f"\x1b[{code}m{line}\x1b[0m" if code is not None and use_colour(sys.stdout) else line
 
 
 def wrapped(texts: list[str]) -> list[str]:

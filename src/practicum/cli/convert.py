@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from practicum.data.convert import FOLDER_FORMATS, FORMATS, convert, write
+from practicum.utils.terminal import say
 
 
 def run(argv: list[str]) -> int:
@@ -36,5 +37,5 @@ def run(argv: list[str]) -> int:
     corpus = args.corpus or output.with_name(f"{output.stem}-corpus")
     write(converted, output, corpus)
     texts = f", {len(converted.documents)} documents in {corpus}" if converted.documents else ""
-    print(f"{len(converted.rows)} tasks in {output}{texts}")
+    say(f"{len(converted.rows)} tasks in {output}{texts}")
     return 0

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from practicum.cli.options import environment_options, positive
-from practicum.utils.terminal import text_width, wrap
+from practicum.utils.tables import shortened
+from practicum.utils.terminal import say, text_width, wrap
 
 if TYPE_CHECKING:
     from practicum.evaluation.environment_check import CheckResult
@@ -62,17 +63,17 @@ def show(name: str) -> int:
     from practicum import registry
 
     cls = registry.environment_class(name)
-    print(f"{name}: {inspect.cleandoc(cls.__doc__ or 'no description').splitlines()[0]}")
-    print(f"formats: {', '.join(cls.formats)} (--format; default {cls.formats[0]})")
+    say(f"{name}: {inspect.cleandoc(cls.__doc__ or 'no description').splitlines()[0]}")
+    say(f"formats: {', '.join(cls.formats)} (--format; default {cls.formats[0]})")
     print(f"floor of a null policy {cls.floor:g}, ceiling of the expert {cls.ceiling:g}")
     if cls.scripted_policies:
-        print(f"scripted policies besides expert, random and null: {', '.join(cls.scripted_policies)} (--policy)")
+        say(f"scripted policies besides expert, random and null: {', '.join(cls.scripted_policies)} (--policy)")
     options = {key: value for key, value in registry.options(name).items() if key != "format"}
     print("options (--env-arg KEY=VALUE):" if options else "no options")
     for key, parameter in options.items():
         default = "" if parameter.default is parameter.empty else f" = {parameter.default!r}"
         kind = "" if parameter.annotation is parameter.empty else f": {inspect.formatannotation(parameter.annotation)}"
-        print(f"  {key}{kind.replace(chr(39), '')}{default}")
+        say(f"  {key}{kind.replace(chr(39), '')}{default}")
     return 0
 
 
@@ -82,9 +83,9 @@ def serve(name: str, host: str, port: int, options: Mapping[str, Any]) -> int:
     from practicum.utils.concurrency import run_async
 
     def announce(address: str) -> None:
-        print(f"{name} at {address} (Ctrl-C stops it)", flush=True)
+        say(f"{name} at {address} (Ctrl-C stops it)")
         if host not in server.LOOPBACK:
-            print("Everybody who can reach this machine can use these environments.", flush=True)
+            say("Everybody who can reach this machine can use these environments.")
 
     run_async(server.serve(name, host, port, options, announce))
     return 0
@@ -124,7 +125,7 @@ def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
         sound.append(not result.faults)
     if any(sound):
         text = "oracle, null: success rates; wrong: wrong answers accepted/played; MB: of the open episodes"
-        print("\n".join(wrap(text, sys.stdout)))
+        say(text)
     return 0 if all(sound) else 1
 
 
@@ -147,7 +148,7 @@ def _columns(cells: Sequence[str], verdict: str) -> str:
     narrow = text_width(sys.stdout) < 100
     widths = [0 if narrow and index in WIDE_COLUMNS else width for index, width in enumerate(COLUMN_WIDTHS)]
     shown = [
-        cell.ljust(-width) if width < 0 else cell.rjust(width)
+        shortened(cell, -width - 1).ljust(-width) if width < 0 else cell.rjust(width)
         for cell, width in zip(cells, widths, strict=True)
         if width
     ]

@@ -58,21 +58,21 @@ def parse_settings(argv: list[str]) -> list[EvalSettings]:
 def expand_mode(argv: list[str]) -> list[str]:
     """The arguments with the flags of --mode or --experiment, if one is named, in front of them."""
     parser = mode_parser()
-    known, typed = parser.parse_known_args(argv)
-    if known.mode is None and known.experiment is None:
-        if known.config is not None:
+    options, typed = parser.parse_known_args(argv)
+    if options.mode is None and options.experiment is None:
+        if options.config is not None:
             raise UserError("--config is a file of experiments: name one with --experiment or --mode.")
         return argv
     from practicum.cli.modes import named_modes, read_modes, typed_over, with_subset
 
-    if known.mode is not None and known.experiment is not None:
+    if options.mode is not None and options.experiment is not None:
         raise UserError("--mode and --experiment each name what to evaluate; give one.")
     (mode,) = (
-        named_modes([known.mode], known.config)
-        if known.mode is not None
-        else read_modes(known.config, [known.experiment])
+        named_modes([options.mode], options.config)
+        if options.mode is not None
+        else read_modes(options.config, [options.experiment])
     )
-    flags = typed_over(mode, with_subset(known.config, typed))
+    flags = typed_over(mode, with_subset(options.config, typed))
     return ["--name", mode.name, "--out", f"results/{mode.name}.json", *flags]
 
 
@@ -90,8 +90,8 @@ def split_environments(argv: list[str]) -> tuple[list[str], list[str]]:
     """The environments that --env names, each once, and all other arguments."""
     parser = argparse.ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
     parser.add_argument("--env", action="append", default=[])
-    known, rest = parser.parse_known_args(argv)
-    return list(dict.fromkeys(known.env)), rest
+    options, rest = parser.parse_known_args(argv)
+    return list(dict.fromkeys(options.env)), rest
 
 
 def make_parser() -> argparse.ArgumentParser:

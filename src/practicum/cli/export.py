@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from practicum.cli.options import normalize_flags
-from practicum.utils.terminal import fit
+from practicum.utils.terminal import say
 
 
 def run(argv: list[str]) -> int:
@@ -66,5 +65,5 @@ def run(argv: list[str]) -> int:
     result = export_episodes(settings)
     where = "nothing written" if args.dry_run else f"in {args.output_dir}"
     counts = ", ".join(f"{count} rows in {name}" for name, count in result.counts.items())
-    print(fit(f"{result.num_episodes} episodes: {counts}; {where}", sys.stdout))
+    say(f"{result.num_episodes} episodes: {counts}; {where}")
     return 0 if any(result.counts.values()) else 1

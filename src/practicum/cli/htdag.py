@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from practicum.errors import UserError
-from practicum.utils.tables import shortened, table
+from practicum.utils.tables import percent_interval, shortened, table
+from practicum.utils.terminal import say
 
 ROWS = (
     ("success rate", "success_rate", 100.0, " %"),
@@ -76,11 +77,11 @@ def _baseline(policy: str, out: Path | None) -> int:
         rows.append([title, *(_cell(metrics[name][key], factor, unit) for name in names), stated])
     print(table(["metric", *names, "HTDAG expects"], rows))
     low, high = metrics[policy]["success_low"], metrics[policy]["success_high"]
-    print(f"success of {policy}: 95 % interval over templates [{100 * (low or 0):.1f}, {100 * (high or 0):.1f}] %")
-    print(f"results in {folder / benchmark.BASELINE_FILE}")
+    say(f"success of {policy}: 95 % interval over templates {percent_interval(low or 0.0, high or 0.0)} %")
+    say(f"results in {folder / benchmark.BASELINE_FILE}")
     warning = benchmark.sanity_warning(metrics[policy]["success_rate"])
     if warning:
-        print(f"warning: {warning}")
+        say(f"warning: {warning}")
     return 0
 
 
@@ -107,9 +108,9 @@ def _evaluate(policy: str | None, url: str | None, out: Path | None) -> int:
     print(table(["metric", shortened(policy, 40)], rows))
     if evaluated.unscored:
         print(f"{len(evaluated.unscored)} requests have no score and are left out")
-    print(f"results in {folder / benchmark.TRAINING_FILE}")
+    say(f"results in {folder / benchmark.TRAINING_FILE}")
     if (folder / benchmark.BASELINE_EVAL).is_file():
-        print(f"compare: practicum compare {folder / benchmark.BASELINE_EVAL} {folder / benchmark.TRAINING_EVAL}")
+        say(f"compare: practicum compare {folder / benchmark.BASELINE_EVAL} {folder / benchmark.TRAINING_EVAL}")
     return 0
 
 
@@ -119,7 +120,7 @@ def _demonstrations(out: Path, requests: int, num_whole: int | None, seed: int) 
 
     rows = list(demonstrations(requests, num_whole, seed=seed))
     write_atomic(out, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
-    print(f"{len(rows)} decisions of {requests} requests in {out}")
+    say(f"{len(rows)} decisions of {requests} requests in {out}")
     return 0
 
 
@@ -139,5 +140,5 @@ def _plan(request: str, out: Path | None) -> int:
         write_drawing(dag, out, request)
     except OSError as error:
         raise UserError(f"Cannot write '{out}': {error.strerror}; choose another --out.") from None
-    print(f"drawing in {out}")
+    say(f"drawing in {out}")
     return 0

@@ -12,7 +12,7 @@ from types import FrameType
 
 from practicum import __version__
 from practicum.errors import UserError, did_you_mean
-from practicum.utils.terminal import fit, print_whatever_the_encoding, wrap
+from practicum.utils.terminal import print_whatever_the_encoding, say, wrap
 
 COMMANDS = {
     "quickstart": "SFT and RL of the built-in tiny model on two CPU cores, evaluated, in minutes",
@@ -74,7 +74,7 @@ def main(argv: list[str] | None = None) -> int:
             result: int = module.run(arguments[1:])
         return result
     except UserError as error:
-        print(fit(f"practicum: {rank_prefix()}{error}", sys.stderr), file=sys.stderr)
+        say(f"practicum: {rank_prefix()}{error}", sys.stderr)
         return 2
     except BaseExceptionGroup as group:
         # A task group raises what its members raised: a wrong setting is still one sentence.
@@ -84,17 +84,17 @@ def main(argv: list[str] | None = None) -> int:
         first: BaseException = user_errors
         while isinstance(first, BaseExceptionGroup):
             first = first.exceptions[0]
-        print(fit(f"practicum: {first}", sys.stderr), file=sys.stderr)
+        say(f"practicum: {first}", sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         from practicum.utils.memory import is_out_of_memory
 
         if not is_out_of_memory(error):
             raise
-        print(
+        say(
             f"practicum: out of memory ({(str(error).splitlines() or ['the machine has no more'])[0][:200]}); lower "
             "--concurrency or --max-tokens, or use a smaller model (docs/troubleshooting.md).",
-            file=sys.stderr,
+            sys.stderr,
         )
         return 2
     except KeyboardInterrupt:
@@ -158,12 +158,10 @@ def terminated_as_interrupted() -> Iterator[None]:
 
 def recipes_and_keys(command: str) -> str:
     """The end of a help text: recipes, where the keys are listed, and what `--dry-run` is for."""
-    import textwrap  # here, because `practicum --help` does not need it
-
     from practicum.config.overrides import recipe_names
 
     kind = [name for name in recipe_names() if name.startswith("affine") == (command == "pipeline")]
-    recipes = textwrap.fill(f"recipes: {', '.join(kind)}", 100, subsequent_indent="  ")
+    recipes = f"recipes: {', '.join(kind)}"
     return (
         f"{recipes if command in ('train', 'pipeline') else ''}\n"
         f"keys: `practicum {command} --dry-run` prints every key with its value and source; docs/config.md says what "

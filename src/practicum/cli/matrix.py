@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from practicum.cli.compare import wrapped
 from practicum.cli.options import HelpFormatter, normalize_flags
 from practicum.errors import UserError
+from practicum.utils.terminal import say
 
 MIN_WIDTH_OF_ALL_COLUMNS = 96
 
@@ -48,7 +49,7 @@ def run(argv: list[str]) -> int:
     print("\n".join([describe(rows, args.level), *wrapped(notes(rows))]))
     if args.out is not None:
         write_matrix(args.out, rows, baseline, args.level, expected)
-        print(f"matrix.csv, matrix.md and errors.jsonl in {args.out}")
+        say(f"matrix.csv, matrix.md and errors.jsonl in {args.out}")
     return 0 if all(row.result.scored for row in rows) else 1
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from practicum.utils.terminal import say
+
 
 def run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="practicum merge", description=__doc__)
@@ -15,5 +17,5 @@ def run(argv: list[str]) -> int:
     from practicum.models.lora import merge_adapter
 
     num_parameters = merge_adapter(args.model, args.adapter, args.out)
-    print(f"{num_parameters:,} adapter parameters merged into '{args.model}'; full model in {args.out}")
+    say(f"{num_parameters:,} adapter parameters merged into '{args.model}'; full model in {args.out}")
     return 0

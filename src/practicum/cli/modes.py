@@ -19,8 +19,8 @@ def named_modes(pairs: Sequence[str], path: Path | None = None) -> list[Experime
         name, equals, policy = pair.partition("=")
         if not name or (equals and not policy):
             raise UserError(f"--mode '{pair}': write NAME=POLICY, such as sft=runs/quickstart-0/sft.")
-        known = not equals and name in file.entries
-        modes += file.choose([name], os.environ) if known else [Experiment(name, ("--policy", policy or name))]
+        is_in_file = not equals and name in file.entries
+        modes += file.choose([name], os.environ) if is_in_file else [Experiment(name, ("--policy", policy or name))]
     return _distinct(modes)
 
 
@@ -33,10 +33,10 @@ def with_subset(path: Path | None, arguments: Sequence[str]) -> list[str]:
     """Arguments in which `--subset NAME` of the file's `task_subsets` is replaced by its items."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--subset")
-    known, rest = parser.parse_known_args(list(arguments))
-    if known.subset is None:
+    options, rest = parser.parse_known_args(list(arguments))
+    if options.subset is None:
         return list(arguments)
-    items = read_experiments(path).subset(known.subset)
+    items = read_experiments(path).subset(options.subset)
     return [*rest, *(["--subset", items] if items is not None else [])]
 
 

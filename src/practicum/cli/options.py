@@ -5,18 +5,22 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from practicum.errors import UserError, did_you_mean
+from practicum.utils.terminal import say
 
 if TYPE_CHECKING:
     from practicum.agent import Deadlines, ExternalAgent
 
 
 SOURCE_LINE_CHARACTERS = 90
+BEGINNING = re.compile(r"[ *-]|[a-z]+: ")
+"""How a line of a help text begins that does not continue the one before."""
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
@@ -28,7 +32,7 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         before = ""
         for line in text.strip("\n").splitlines():
             # A line of the source that is nearly full goes on in the next one.
-            if len(before) > SOURCE_LINE_CHARACTERS and line and not line.startswith((" ", "*", "-")):
+            if len(before) > SOURCE_LINE_CHARACTERS and line and not BEGINNING.match(line):
                 lines[-1] += " " + line
             else:
                 lines.append(line)
@@ -205,7 +209,7 @@ def environment_options(args: argparse.Namespace) -> dict[str, Any]:
 def print_warnings(warnings: Iterable[str]) -> None:
     """Print what a dry run found to be missing on this machine."""
     for warning in warnings:
-        print(f"practicum: warning: {warning}", file=sys.stderr)
+        say(f"practicum: warning: {warning}", sys.stderr)
 
 
 def normalize_flags(argv: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from practicum.cli.options import HelpFormatter, positive
+from practicum.utils.terminal import say
 
 if TYPE_CHECKING:
     from practicum.training.plan import Plan
@@ -52,7 +53,7 @@ def run(argv: list[str]) -> int:
         return 0
     trained = size.lora_weights(work.lora_rank) if work.lora_rank else size.weights
     machines = f"{nnodes} × {gpus} " if nnodes * gpus > 1 else ""
-    print(f"{name}: {billions(size.weights)} weights, {billions(trained)} trained; {machines}{hardware.name}")
+    say(f"{name}: {billions(size.weights)} weights, {billions(trained)} trained; {machines}{hardware.name}")
     print(
         f"{work.groups} prompts of {work.prompt_tokens:g} tokens × {work.chains} episodes × {work.turns:g} turns of "
         f"{work.reply_tokens:g} tokens"
@@ -87,7 +88,7 @@ def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
     print(table(["one step", "seconds", "share"], rows))
     print()
     mfu = "" if plan.mfu is None else f"; MFU {percent(plan.mfu, digits=0)}"
-    print(f"Update: {plan.update_flops:.3g} model FLOPs{mfu}.")
+    say(f"Update: {plan.update_flops:.3g} model FLOPs{mfu}.")
     print("Environments, tools and judges are not in it.")
     if max(plan.memory, key=lambda name: plan.memory[name]) == "KV cache" and totals[0] > memory:
         print("Most of it is the KV cache: lower actor_rollout_ref.rollout.max_num_seqs.")
@@ -102,7 +103,7 @@ def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
 
 def print_points(as_json: bool) -> int:
     from practicum.training.plan_points import point_errors
-    from practicum.utils.tables import table
+    from practicum.utils.tables import percent, table
 
     errors = point_errors()
     if as_json:
@@ -118,10 +119,10 @@ def print_points(as_json: bool) -> int:
         point = one.point
         time = 2 * [""]
         if point.seconds is not None and one.time_error is not None:
-            time = [f"{point.seconds:.3g}", f"{one.time_error:+.0%}"]
+            time = [f"{point.seconds:.3g}", percent(one.time_error, signed=True, digits=0)]
         memory = 2 * [""]
         if point.peak_bytes is not None and one.memory_error is not None:
-            memory = [f"{point.peak_bytes / GIB:.2f}", f"{one.memory_error:+.0%}"]
+            memory = [f"{point.peak_bytes / GIB:.2f}", percent(one.memory_error, signed=True, digits=0)]
         rows.append([f"{point.model}, {point.hardware}: {point.name}", *time, *memory])
     print(table(["measured", "s", "error", "GiB", "error"], rows))
     return 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from practicum.data.model_registry import ModelRegistry
 from practicum.errors import UserError
 from practicum.utils.tables import table
+from practicum.utils.terminal import say
 
 
 def run(argv: list[str]) -> int:
@@ -17,7 +18,7 @@ def run(argv: list[str]) -> int:
         return _list(registry)
     if args.rollback is not None:
         version = registry.rollback(args.name, args.force or "asked for", args.rollback or None)
-        print(f"version {version.number} of '{version.name}' is current again")
+        say(f"version {version.number} of '{version.name}' is current again")
         return 0
     if args.model is None:
         raise UserError("Name the model to promote, or give --rollback or --list.")
@@ -25,8 +26,8 @@ def run(argv: list[str]) -> int:
 
     version = promote(registry, args.name, args.model, args.baseline, args.trained, args.force, args.different_settings)
     card = version.card
-    print(f"version {version.number} of '{version.name}' is current: {version.model}")
-    print(f"forced: {card['forced']}" if card["forced"] else f"gate: {card['gate']}")
+    say(f"version {version.number} of '{version.name}' is current: {version.model}")
+    say(f"forced: {card['forced']}" if card["forced"] else f"gate: {card['gate']}")
     return 0
 
 
@@ -53,9 +54,9 @@ def _list(registry: ModelRegistry) -> int:
         for version in registry.versions(name):
             card = version.card
             rate = card["scores"].get("trained", {}).get("success_rate")
-            why = f"forced: {card['forced']}" if card["forced"] else "gate passed"
+            explanation = f"forced: {card['forced']}" if card["forced"] else "gate passed"
             mark = "current" if version == current else ""
             score = "–" if rate is None else f"{100 * rate:.1f} %"
-            rows.append([name, str(version.number), mark, score, why, "damaged" if version.damage else ""])
+            rows.append([name, str(version.number), mark, score, explanation, "damaged" if version.damage else ""])
     print(table(["name", "version", "", "success", "promoted", ""], rows) if rows else "no models are promoted")
     return 0

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 from practicum.errors import UserError
+from practicum.utils.terminal import say
 
 
 def run(argv: list[str]) -> int:
@@ -26,7 +27,7 @@ def run(argv: list[str]) -> int:
         raise UserError(f"--demonstrations {args.demonstrations}: SFT needs at least 8.")
     print("Practicum quickstart: demonstrations → SFT → GRPO → evaluation", flush=True)
 
-    from practicum.utils.terminal import Progress, fit
+    from practicum.utils.terminal import Progress
 
     with Progress("load torch", 1) as progress:
         from practicum.quickstart import Quickstart, default_plan
@@ -34,9 +35,7 @@ def run(argv: list[str]) -> int:
         progress.advance()
     out = args.out or free_folder(Path("runs") / f"quickstart-{args.seed}")
     plan = default_plan(args.seed, args.demonstrations)
-    quick = Quickstart(
-        out, args.seed, plan, say=lambda text: print(fit(text, sys.stdout), flush=True), sft_only=args.sft_only
-    )
+    quick = Quickstart(out, args.seed, plan, say=say, sft_only=args.sft_only)
     try:
         asyncio.run(quick.run())
     except KeyboardInterrupt:

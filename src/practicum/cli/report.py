@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from practicum.errors import UserError
+from practicum.utils.terminal import say
 
 MAX_UNREADABLE_SHOWN = 5
 """Unreadable episodes of a run that are named."""
@@ -16,7 +17,8 @@ def run(argv: list[str]) -> int:
         prog="practicum report",
         description=__doc__,
         epilog="A RUN is a folder with metrics, episodes or both, a folder with such folders below it, or a result of "
-        "`practicum eval --out`. The first one is the baseline that the others are compared with.",
+        "`practicum eval --out`. Each stage is compared with the one before it and with the first; the baseline can be "
+        "chosen on the page.",
     )
     parser.add_argument(
         "runs", nargs="*", type=Path, default=[Path("runs")], metavar="RUN", help="a folder or result (default: runs)"
@@ -46,12 +48,12 @@ def run(argv: list[str]) -> int:
 
     views, num_bytes = write_report(args.runs, args.out, int(args.episodes_mb * (1 << 20)), environments=args.env)
     num_episodes = sum(len(view.index.rows) for view in views)
-    print(f"{args.out}: {counted(len(views), 'run')}, {counted(num_episodes, 'episode')}, {num_bytes / 1e6:.1f} MB")
+    say(f"{args.out}: {counted(len(views), 'run')}, {counted(num_episodes, 'episode')}, {num_bytes / 1e6:.1f} MB")
     for view in views:
         for entry in view.index.unreadable[:MAX_UNREADABLE_SHOWN]:
-            print(f"  not readable: {view.run.folder / entry.path}: {entry.reason}")
+            say(f"  not readable: {view.run.folder / entry.path}: {entry.reason}")
         if len(view.index.unreadable) > MAX_UNREADABLE_SHOWN:
-            print(f"  … and {len(view.index.unreadable) - MAX_UNREADABLE_SHOWN} more in {view.run.folder}")
+            say(f"  … and {len(view.index.unreadable) - MAX_UNREADABLE_SHOWN} more in {view.run.folder}")
         if view.error is not None:
-            print(f"  not readable: {view.error}")
+            say(f"  not readable: {view.error}")
     return 0

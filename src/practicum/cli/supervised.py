@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
+from practicum.utils.tables import counted
+from practicum.utils.terminal import say
 
 if TYPE_CHECKING:
     from practicum.training.build import TrainResult
@@ -92,7 +94,7 @@ def print_result(result: TrainResult, loss: str) -> None:
     outcome = f"last loss {result.metrics[loss]:.4f}" if result.metrics else "nothing was left to do"
     if result.best_value is not None:
         outcome += f", best eval loss {result.best_value:.4f} at step {result.best_step}"
-    print(f"{result.num_steps} updates; {outcome}; model in {result.model}")
+    say(f"{counted(result.num_steps, 'update')}; {outcome}; model in {result.model}")
 
 
 def _spellings(name: str) -> list[str]:

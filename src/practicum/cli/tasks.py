@@ -7,6 +7,7 @@ from pathlib import Path
 
 from practicum.cli.options import HelpFormatter, environment_options, normalize_flags, positive
 from practicum.errors import UserError
+from practicum.utils.terminal import say
 
 
 def run(argv: list[str]) -> int:
@@ -25,7 +26,7 @@ def run(argv: list[str]) -> int:
     if not registry["tasks"]:
         raise UserError(f"There are no such tasks of '{args.source}'.")
     write_snapshot(args.out, registry)
-    print(f"{len(registry['tasks'])} tasks in {args.out}, hash {registry['hash']}")
+    say(f"{len(registry['tasks'])} tasks in {args.out}, hash {registry['hash']}")
     for site, count in registry.get("counts_by_site", {}).items():
         print(f"  {site:<12} {count:>4}")
     return 0

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
+from practicum.utils.tables import counted
+from practicum.utils.terminal import coloured, say
 
 FLAGS = {
     "base_model": ("actor_rollout_ref.model.path", "model to start from (actor_rollout_ref.model.path)"),
@@ -80,12 +81,11 @@ def run(argv: list[str]) -> int:
         print_warnings(warnings)
         return 0
     from practicum.training.build import train
-    from practicum.utils.terminal import fit
 
     result = train(resolved)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""
     written = f"metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}"
-    print(fit(f"{result.num_steps} steps{best}; {written}", sys.stdout))
+    say(f"{counted(result.num_steps, 'step')}{best}; {written}")
     if result.best_step is not None:
         print_validations(result.folder)
     return 0
@@ -95,8 +95,9 @@ def print_validations(folder: Path) -> None:
     """Print the first, the best and the last validation of a run, and whether the last differs from the first."""
     from practicum.training.monitor.loggers import validation_sentence
     from practicum.training.validation_results import compare_first_and_last
-    from practicum.utils.terminal import fit
 
     change = compare_first_and_last(folder)
-    for line in filter(None, [validation_sentence(folder), change.sentence if change else ""]):
-        print(fit(line, sys.stdout))
+    if line := validation_sentence(folder):
+        say(line)
+    if change is not None:
+        say(coloured(change.sentence, str(change.conclusion)))

@@ -149,6 +149,8 @@ class RolloutConfig:
     """Ray processes that run the episodes, each an engine with its environments; 0: the learner's own process."""
     min_workers: int | None = at_least(1, None)
     """Workers with which a rollout begins, while the others start or wait for a machine to join; null: num_workers."""
+    gpus_per_worker: float = above(0, 1.0)
+    """GPUs that a rollout worker takes; 0.25: four workers share one, each with a quarter of gpu_memory_utilization."""
     max_num_seqs: int | None = at_least(1, None)
     """Replies decoded at once; null: 256 on a GPU, else 64."""
     kv_cache_gib: float | None = above(0, None)

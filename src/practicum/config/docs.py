@@ -130,7 +130,7 @@ def _aliases() -> list[str]:
             continue
         lines += [f"### `practicum {command}`\n", "| name | key |", "|---|---|"]
         lines += [f"| `{name}` | `{key}` |" for name, key in sorted(renamed.items())]
-        lines += [f"| `{name}` | refused: {why} |" for name, why in sorted(REFUSED[schema].items())]
+        lines += [f"| `{name}` | refused: {reason} |" for name, reason in sorted(REFUSED[schema].items())]
         lines.append("")
     lines += ["### Values\n", "| key | value | meaning |", "|---|---|---|"]
     lines += [f"| `{key}` | `{name}` | `{value}` |" for key, values in VALUES.items() for name, value in values.items()]

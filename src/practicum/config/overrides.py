@@ -232,8 +232,8 @@ def translate(schema: type, name: str, value: Any) -> list[tuple[str, Any]]:
 Schema = TypeVar("Schema")
 RECIPES = Path(__file__).parent.parent / "recipes"
 """The recipes that come with the package."""
-FREE_KEYS = ("agent.environment_args", "data.environment_args", "rl_training.shares")
-"""Keys below which any name is allowed: options of an environment, names of environments."""
+FREE_KEYS = ("agent.environment_args", "data.environment_args", "rl_training.shares", "trainer.required_figures")
+"""Keys below which any name is allowed: options, figures or names of environments."""
 MAPPING = "response_format"
 """Last part of the keys whose value may be a mapping, which is set as a whole: a later one replaces it."""
 ROLES = ["agent", "roles"]

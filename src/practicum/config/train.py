@@ -242,6 +242,8 @@ class TrainerConfig:
     """Steps between validations; 0 and below: none."""
     val_before_train: bool = True
     """Validate before the first step."""
+    required_figures: dict[str, float] = field(default_factory=dict)
+    """Figures of the environment, and the means that the validation before the first step must reach to go on."""
     best_metric: str = "val/success/mean"
     """Metric that says which checkpoint is the best."""
     early_stopping_patience: int = at_least(0, 0)

@@ -86,11 +86,13 @@ def check_roles(episodes: Sequence[Trajectory], roles: Collection[str] | None, s
 
 
 def bc_rows(episodes: Iterable[Trajectory], prompt: MakePrompt, roles: Collection[str] | None = None) -> Iterator[Row]:
-    """Yield a row for every step whose action worked; steps count from 1. A turn without a prompt makes none."""
+    """Yield a row for every step whose action worked; steps count from 1. A turn without a prompt makes none, nor does
+    a reply that its agent made no use of."""
     for episode in episodes:
         learned = learned_roles(episode, roles)
         for index, turn in enumerate(episode.turns):
-            if turn.reply.strip() and turn.spans and is_trained(turn, learned) and not failed(episode, index):
+            used = turn.spans and not turn.is_abandoned
+            if turn.reply.strip() and used and is_trained(turn, learned) and not failed(episode, index):
                 values = (prompt(episode, index), turn.reply, episode.task.id, site_of(episode.task), index + 1,
                           source_of(turn))  # fmt: skip
                 yield dict(zip(BC_FIELDS, values, strict=True))

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from practicum.data.jsonl import iter_readable_objects
 from practicum.data.run_folder import MANIFEST, UNFINISHED, damage_of, is_model, locked, seal, write_atomic
 from practicum.errors import UserError, did_you_mean
 
@@ -124,8 +125,8 @@ class ModelRegistry:
             linked, versions = self.linked(name), self.versions(name)
             if linked is None:
                 raise UserError(f"No model '{name}' is promoted in '{self.root}'; there is nothing to go back from.")
-            wanted = [v for v in versions if v.number == number or (number is None and v.number < linked.number)]
-            previous = next((version for version in reversed(wanted) if version.damage is None), None)
+            candidates = [v for v in versions if v.number == number or (number is None and v.number < linked.number)]
+            previous = next((version for version in reversed(candidates) if version.damage is None), None)
             if previous is None:
                 which = "earlier version" if number is None else f"version {number}"
                 raise UserError(f"'{name}' has no undamaged {which}; it has {[v.number for v in versions]}.")
@@ -134,13 +135,7 @@ class ModelRegistry:
 
     def history(self, name: str) -> list[dict[str, Any]]:
         """All switches, oldest first; a torn last line is left out."""
-        with contextlib.suppress(OSError):
-            rows = []
-            for line in (self._folder(name) / HISTORY).read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError):
-                    rows.append(json.loads(line))
-            return rows
-        return []
+        return list(iter_readable_objects(self._folder(name) / HISTORY))
 
     def _switch(self, version: ModelVersion, action: str, reason: str) -> None:
         """Point `current` at a version. The link is made under another name and renamed: there always is one."""

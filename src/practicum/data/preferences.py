@@ -112,10 +112,15 @@ def _by_text(
 
 def _same_ids(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[PreferencePair]:
     for state, own in visits(episodes, roles).items():
-        sampled = [visit for visit in own if visit.turn.spans[-1].origin is Origin.SAMPLED]
+        sampled = [visit for visit in own if _is_sampled(visit.turn)]
         candidates = [(ids, visit) for visit in sampled if (ids := visit.turn.spans[-1].ids)]
         for better, worse, margin in _unequal_pairs(candidates, _mean_reward):
             yield PreferencePair(better, worse, state.key, margin)
+
+
+def _is_sampled(turn: Turn) -> bool:
+    """Whether a reply was sampled; one that its agent made no use of is recorded as an observation."""
+    return turn.spans[-1].origin is Origin.SAMPLED or turn.is_abandoned
 
 
 def _trajectory(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[PreferencePair]:
@@ -147,10 +152,10 @@ def _progress_ranked(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[P
 
 
 def _visits_of(episode: Trajectory, role: str, roles: Roles) -> list[Visit]:
-    """The replies of a role, in their order; none where the role is not learned from."""
+    """The replies of a role that were used, in their order; none where the role is not learned from."""
     learned = learned_roles(episode, roles)
     turns = [index for index, turn in enumerate(episode.turns) if turn.role == role and is_trained(turn, learned)]
-    return [Visit(episode, index) for index in turns if episode.turns[index].spans]
+    return [Visit(episode, i) for i in turns if episode.turns[i].spans and not episode.turns[i].is_abandoned]
 
 
 STRATEGIES: Mapping[str, Callable[[Sequence[Trajectory], Roles], Iterator[PreferencePair]]] = {

@@ -91,13 +91,13 @@ def snippet(text: str, query: str, limit: int) -> str:
     text = " ".join(text.split())
     if len(text) <= limit:
         return text
-    wanted = set(words(query))
+    query_words = set(words(query))
     starts = [0, *(match.end() for match in SENTENCE.finditer(text))]
 
     def value(span: tuple[int, int]) -> tuple[int, int]:
         """Words of the query in the piece, then in its first sentence: the piece must not end where they begin."""
         piece, first = text[span[0] : span[0] + limit], text[span[0] : min(span[1], span[0] + limit)]
-        return len(wanted & set(words(piece))), len(wanted & set(words(first)))
+        return len(query_words & set(words(piece))), len(query_words & set(words(first)))
 
     begin = max(zip(starts, [*starts[1:], len(text)], strict=True), key=value)[0]
     piece = text[begin : begin + limit]

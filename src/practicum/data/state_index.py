@@ -19,6 +19,7 @@ from functools import cached_property
 
 from practicum.environment import DEFAULT_ROLE, Message
 from practicum.trajectory import (
+    SAME_PROMPT,
     Outcome,
     Trajectory,
     Turn,
@@ -31,8 +32,8 @@ from practicum.trajectory import (
 
 TOOL_ERROR = re.compile(r"(Observation: |Output:\n)?Error: ")
 """How an observation begins when a tool call failed, in every reply format."""
-ALTERNATIVE_REASONS = ("alternative", "retry")
-"""What an environment calls a fresh prompt (`branch_reason`) that asks for another reply in the same situation."""
+ALTERNATIVE_REASONS = ("alternative", "retry", SAME_PROMPT)
+"""What a fresh prompt is called (`branch_reason`) that asks for another reply in the same situation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,14 +161,22 @@ def replies_to_one_prompt(turns: Sequence[Turn], hashes: Sequence[str]) -> dict[
     """Return for every turn that is one of several replies to the same prompt all of these.
 
     They continue the same turn, or are fresh prompts that the environment calls an alternative or a retry: a prompt may
-    also look the same again because the episode has come back to where it was.
+    also look the same again because the episode has come back to where it was. Replies that an external agent asked for
+    are such a choice where it went on from some of them only: else it may have used all, as in a vote.
     """
     groups: dict[tuple[int | None, str], list[int]] = {}
     for index, (turn, parent) in enumerate(zip(turns, continued_turns(turns), strict=True)):
         key = (parent, hashes[index])
         if turn.spans and (parent is not None or key not in groups or turn.branch_reason in ALTERNATIVE_REASONS):
             groups.setdefault(key, []).append(index)
-    return {index: tuple(group) for group in groups.values() if len(group) > 1 for index in group}
+    choices = [group for group in groups.values() if len(group) > 1 and _is_choice([turns[i] for i in group])]
+    return {index: tuple(group) for group in choices for index in group}
+
+
+def _is_choice(replies: Sequence[Turn]) -> bool:
+    """Whether not all of several replies to one prompt were used."""
+    asked_again = any(turn.branch_reason == SAME_PROMPT for turn in replies)
+    return not asked_again or any(turn.is_abandoned for turn in replies)
 
 
 def nondeterministic_environments(episodes: Sequence[Trajectory]) -> set[str]:

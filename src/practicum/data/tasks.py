@@ -98,10 +98,10 @@ def read_registry(path: Path, environment: str, split: str) -> TaskRegistry:
 
 def find_tasks(environment: Environment, ids: Sequence[str], split: str, seed: int) -> dict[str, Task]:
     """Tasks of a split by id, as far as it has them. Generated splits are searched under seed 0 and under `seed`."""
-    wanted, tasks = set(ids), dict[str, Task]()
+    wanted_ids, tasks = set(ids), dict[str, Task]()
     for split_seed in dict.fromkeys((0, seed)):
-        if wanted - tasks.keys():
-            for task in gather(environment, split, split_seed, len(wanted), lambda task: task.id in wanted):
+        if wanted_ids - tasks.keys():
+            for task in gather(environment, split, split_seed, len(wanted_ids), lambda task: task.id in wanted_ids):
                 tasks.setdefault(task.id, task)
     return tasks
 

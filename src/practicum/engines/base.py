@@ -36,6 +36,8 @@ class Sampling:
 
 TopLogprobs = tuple[tuple[int, float], ...]
 """The most likely tokens at one position with their log-probs, the most likely first."""
+MAX_TOP_LOGPROBS = 20
+"""The most tokens per position that a request may ask for, as in OpenAI's API."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,13 +36,13 @@ def _models(url: str) -> list[str] | None:
         ):
             if answer.status_code in (401, 403):
                 raise UserError(
-                    f"The server at {url} refuses us ({answer.status_code}); put its key into OPENAI_API_KEY."
+                    f"The server at {url} refuses the request ({answer.status_code}); put its key into OPENAI_API_KEY."
                 )
             if answer.status_code == 404 and not url.rstrip("/").endswith("/v1"):
-                raise UserError(f"The server at {url} does not know this address; should it end in /v1?")
+                raise UserError(f"The server at {url} has nothing at this address; should it end in /v1?")
             if answer.is_redirect:
                 raise UserError(
-                    f"The server at {url} sends us to {answer.headers.get('Location')}; give the address itself as "
+                    f"The server at {url} redirects to {answer.headers.get('Location')}; give the address itself as "
                     "--url, since the key goes to no other server than the one named."
                 )
             if not answer.is_success:
@@ -54,8 +54,8 @@ def _models(url: str) -> list[str] | None:
                     return None
             return _names(json.loads(content))
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError) as error:
-        why = str(error) or type(error).__name__
-        raise UserError(f"No server answers at {url} ({why}); start it, or check --url.") from None
+        reason = str(error) or type(error).__name__
+        raise UserError(f"No server answers at {url} ({reason}); start it, or check --url.") from None
 
 
 def _names(answer: Any) -> list[str] | None:

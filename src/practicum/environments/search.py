@@ -209,10 +209,10 @@ def _names_read(results: Sequence[str]) -> list[str]:
 
 def has_read(task: Task, answer: str, text: str) -> bool:
     """Return whether an answer is in a text that was read; of a closed answer, whether all it needs was read."""
-    words, wanted = normalise(text), normalise(answer)
-    if wanted in CLOSED_ANSWERS or wanted in UNANSWERABLE:
+    words, answer_words = normalise(text), normalise(answer)
+    if answer_words in CLOSED_ANSWERS or answer_words in UNANSWERABLE:
         return all(normalise(str(title)) in words for title in task.fields.get("supporting", ()))
-    return f" {wanted} " in f" {words} "
+    return f" {answer_words} " in f" {words} "
 
 
 def _search(query: str, thought: str = "") -> Action:

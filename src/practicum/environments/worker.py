@@ -108,17 +108,17 @@ class Worker:
 
     async def call(self, call: str, arguments: Mapping[str, Any]) -> Any:
         """Return the value of a call. The deadline in force counts from when the worker begins the call."""
-        loop, begun = asyncio.get_running_loop(), asyncio.Event()
+        loop, started = asyncio.get_running_loop(), asyncio.Event()
 
         def on_begin() -> None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
-                loop.call_soon_threadsafe(begun.set)
+                loop.call_soon_threadsafe(started.set)
 
         answer = asyncio.wrap_future(self.submit(call, arguments, on_begin))
-        answer.add_done_callback(lambda _: begun.set())  # a worker that dies answers calls that never begin
+        answer.add_done_callback(lambda _: started.set())  # a worker that dies answers calls that never begin
         try:
             with queued():
-                await begun.wait()
+                await started.wait()
             return await answer
         except asyncio.CancelledError:
             answer.cancel()  # if it has not begun, it is never executed
@@ -171,13 +171,13 @@ class Worker:
     @contextlib.contextmanager
     def _start_slot(self) -> Iterator[None]:
         """Wait until this engine may start; a worker that is marked dead stops waiting."""
-        held = False
-        while not held and self._dead_reason is None:
-            held = _start_semaphore.acquire(timeout=0.1)
+        acquired = False
+        while not acquired and self._dead_reason is None:
+            acquired = _start_semaphore.acquire(timeout=0.1)
         try:
             yield
         finally:
-            if held:
+            if acquired:
                 _start_semaphore.release()
 
     def _set_result(self, item: _Call, answer: Mapping[str, Any]) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from practicum.evaluation.decoding_settings import describe_differing
 from practicum.evaluation.gates import NEXT_STEPS
-from practicum.evaluation.metric_delta import MCNEMAR, MetricDelta, finite
+from practicum.evaluation.metric_delta import EXACT_MCNEMAR, MCNEMAR, MetricDelta, finite
 from practicum.evaluation.stats.intervals import by_cluster
 from practicum.evaluation.stats.multiple_testing import look_penalty
 from practicum.evaluation.stats.paired import bootstrap_test, mcnemar_exact, wilcoxon
@@ -167,7 +167,8 @@ def _tests(success: MetricDelta, differences: list[float], clusters: list[str]) 
     """P-values of the test that decides and of others; tasks of one goal are one difference, their mean."""
     _, sizes, totals = by_cluster(differences, clusters)
     means = totals / sizes
-    exact = {"exact McNemar": mcnemar_exact(success.gained or 0, success.lost or 0)} if success.test == MCNEMAR else {}
+    is_mcnemar = success.test in (MCNEMAR, EXACT_MCNEMAR)
+    exact = {EXACT_MCNEMAR: mcnemar_exact(success.gained or 0, success.lost or 0)} if is_mcnemar else {}
     return {
         success.test: success.p_value,
         **exact,

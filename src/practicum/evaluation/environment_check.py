@@ -352,13 +352,13 @@ class TimedAwait:
         value: Any = None
         error: BaseException | None = None
         while True:
-            begun = time.perf_counter()
+            started = time.perf_counter()
             try:
                 pending = iterator.send(value) if error is None else iterator.throw(error)
             except StopIteration as stop:
                 return stop.value
             finally:
-                self.longest = max(self.longest, time.perf_counter() - begun)
+                self.longest = max(self.longest, time.perf_counter() - started)
             try:
                 value, error = (yield pending), None
             except BaseException as raised:

@@ -144,13 +144,13 @@ def decide(improvement: Improvement, significant: bool, obstacle: str = "") -> G
     of that; promising needs 10 % or 16.7 %, marginal 5 % or 8.3 %, each with its third. What reaches a threshold by its
     estimate alone, or is not significant, is `UNPROVEN`. `obstacle` says why no gate above `KEEP` may be given.
     """
-    worth = round(improvement.difference, 9) >= MIN_GAIN
+    is_large_enough = round(improvement.difference, 9) >= MIN_GAIN
     gate = Gate.KEEP
-    if worth and significant:
+    if is_large_enough and significant:
         gate = next(
             (gate for limit, gate in RELATIVE_THRESHOLDS if improvement.reaches(limit, gate is Gate.DEPLOY)), Gate.KEEP
         )
-    if gate is Gate.KEEP and worth and improvement.estimate_reaches(RELATIVE_THRESHOLDS[-1][0]):
+    if gate is Gate.KEEP and is_large_enough and improvement.estimate_reaches(RELATIVE_THRESHOLDS[-1][0]):
         gate = Gate.UNPROVEN
     if obstacle and gate is not Gate.KEEP:
         return GateDecision(Gate.WITHHELD, improvement, obstacle)

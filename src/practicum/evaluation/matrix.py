@@ -238,11 +238,11 @@ def _markdown(rows: Sequence[MatrixRow], records: Sequence[dict[str, Any]], base
     for record in records:
         rate = f"{percent(record['success_rate'])} {percent_interval(record['success_low'], record['success_high'])}"
         delta = "–" if record["score_delta"] is None else f"{100 * record['score_delta']:+.1f}"
-        shown = {None: "–", True: "yes", False: "no"}[record["shown"]]
+        shown_text = {None: "–", True: "yes", False: "no"}[record["shown"]]
         lines.append(
             f"| {_cell(record['mode'])} | {record['valid_tasks']}/{record['total_tasks']} | "
             f"{record['init_or_agent_errors']} | {rate} | {delta} | {plain(record['median_steps'])} | "
-            f"{record['usefulness_label']} | {shown} |"
+            f"{record['usefulness_label']} | {shown_text} |"
         )
     lines += [
         "",

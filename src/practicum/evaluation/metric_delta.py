@@ -21,7 +21,7 @@ from practicum.evaluation.stats.intervals import (
     paired_rate_interval,
     zero_one_share,
 )
-from practicum.evaluation.stats.paired import mcnemar, permutation_test
+from practicum.evaluation.stats.paired import is_mid_p, mcnemar, permutation_test
 from practicum.evaluation.stats.power import (
     mcnemar_detectable,
     mcnemar_tasks_needed,
@@ -29,7 +29,8 @@ from practicum.evaluation.stats.power import (
     tasks_needed,
 )
 
-MCNEMAR, PERMUTATION, UNTESTED = "mid-p McNemar", "paired permutation", "not tested"
+MCNEMAR, EXACT_MCNEMAR = "mid-p McNemar", "exact McNemar"
+PERMUTATION, UNTESTED = "paired permutation", "not tested"
 
 
 @dataclass(frozen=True)
@@ -139,7 +140,7 @@ def metric_delta(
 ) -> MetricDelta:
     """Compare a number that both policies have for the same tasks; `clusters` gives the independent unit of each task.
 
-    Success or failure of independent tasks: McNemar's mid-p test. Anything else (scores, several attempts, tasks that
+    Success or failure of independent tasks: McNemar's test. Anything else (scores, several attempts, tasks that
     repeat or share a goal): the signs of whole clusters are exchanged, and the p-value is at least the interval's own.
     The interval holds 0 where the test does not reject. `bounded` numbers lie between 0 and 1, as rates do; `share`
     says how much single attempts are like 0 or 1 (by default as much as the values of the tasks are), `attempts` how
@@ -154,7 +155,8 @@ def metric_delta(
     gained = lost = None
     if bounded and num_clusters == len(common) and {*before, *after} <= {0.0, 1.0}:
         gained, lost = differences.count(1.0), differences.count(-1.0)
-        interval, p, test = paired_rate_interval(gained, lost, num_clusters, level), mcnemar(gained, lost), MCNEMAR
+        interval, p = paired_rate_interval(gained, lost, num_clusters, level), mcnemar(gained, lost, num_clusters)
+        test = MCNEMAR if is_mid_p(gained + lost, num_clusters) else EXACT_MCNEMAR
         deviation = flags_deviation(gained, lost, num_clusters)
     else:
         _, sizes, totals = by_cluster(differences, names)

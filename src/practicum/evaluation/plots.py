@@ -6,7 +6,8 @@ Each is a PNG, an SVG and a PDF file, as wide as one or two columns of a paper.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,21 @@ from practicum.evaluation.compare import PolicyComparison
 from practicum.evaluation.learning_curve import smooth
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.evaluation.stats.pareto import frontier
-from practicum.utils.tables import percent, shortened
+from practicum.utils.tables import percent
 
 TEXT_COLOUR, BETTER_COLOUR, WORSE_COLOUR, NEUTRAL_COLOUR = "#1f2328", "#1a7f37", "#cf222e", "#6e7781"
-COLOURS = ("#6e7781", "#1f6feb", "#bf8700", "#8250df", "#1a7f37", "#cf222e", "#0969da", "#bc4c00")
+MARKERS = ("o", "s", "^", "D")
+"""Marks of the first policies, as many as there are colours, of the next, and so on."""
+COLOURS = ("#6e7781", "#1f6feb", "#bf8700", "#8250df", "#1a7f37", "#cf222e")
 ONE_COLUMN_INCHES, TWO_COLUMNS_INCHES = 3.25, 6.75
 MAX_ONE_COLUMN_MARKS = 8
 """Policies times environments that one column has space for."""
+LEGEND_CHARACTERS, ROW_CHARACTERS, TWO_COLUMNS_ROW_CHARACTERS, NOTE_CHARACTERS = 22, 24, 40, 56
+"""Characters of a line of a name in a legend and beside a row, and of a note; a longer one has several lines."""
+NOTE_SIZE = 7
+VALIDATION = ", validation"
+LINE_INCHES = 0.13
+"""Height of a line of a legend or of a row's name."""
 STYLE: dict[Any, Any] = {
     "figure.dpi": 300,
     "font.size": 8,
@@ -59,7 +68,10 @@ def scores(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
     """Success of every policy in every environment: a dot with its interval."""
     policies, panels = policy_comparison.policies, policy_comparison.panels
     wide = len(policies) * len(panels) > MAX_ONE_COLUMN_MARKS
-    with _figure(path, (TWO_COLUMNS_INCHES if wide else ONE_COLUMN_INCHES, 2.6)) as axes:
+    names = [wrapped_name(policy.name, LEGEND_CHARACTERS) for policy in policies]
+    columns = 3 if wide else 2
+    size = (TWO_COLUMNS_INCHES if wide else ONE_COLUMN_INCHES, 2.2 + _legend_inches(names, columns))
+    with _figure(path, size) as axes:
         width = min(0.3, 0.8 / len(policies))
         for number, policy in enumerate(policies):
             rates = [policy.results[panel].success_rate for panel in panels]
@@ -70,16 +82,17 @@ def scores(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
                 [max(0.0, rate - i.low) for rate, i in zip(rates, limits, strict=True)],
                 [max(0.0, i.high - rate) for rate, i in zip(rates, limits, strict=True)],
             ]
-            colour = COLOURS[number % len(COLOURS)]
-            axes.errorbar(positions, rates, errors, fmt="o", color=colour, markersize=4, elinewidth=1.2, capsize=2,
-                          label=shortened(policy.name, 24))  # fmt: skip
-        axes.set_xticks(range(len(panels)), [_counted_label(policy_comparison, panel) for panel in panels])
+            colour, mark = _style(number)
+            axes.errorbar(positions, rates, errors, fmt=mark, color=colour, markersize=4, elinewidth=1.2, capsize=2,
+                          label=names[number])  # fmt: skip
+        space = int((75 if wide else 32) / len(panels))
+        axes.set_xticks(range(len(panels)), [_counted_label(policy_comparison, panel, space) for panel in panels])
         axes.set_xlim(-0.6, len(panels) - 0.4)
         axes.set_ylim(-0.02, 1.02)
         axes.yaxis.set_major_formatter(lambda value, _: percent(value, digits=0))
         axes.grid(axis="x", visible=False)
         axes.set_ylabel(f"success, {100 * level:g} % intervals")
-        axes.figure.legend(loc="outside upper center", ncols=3 if wide else 2, fontsize=7)
+        axes.figure.legend(loc="outside upper center", ncols=columns, fontsize=NOTE_SIZE)
     return path
 
 
@@ -87,8 +100,15 @@ def differences(policy_comparison: PolicyComparison, path: Path) -> Path:
     """Each policy's difference from the baseline with its interval; grey where it is not significant."""
     comparisons = list(policy_comparison.comparisons)
     several = len(policy_comparison.panels) > 1
-    with _figure(path, (TWO_COLUMNS_INCHES if several else ONE_COLUMN_INCHES, 0.9 + 0.26 * len(comparisons))) as axes:
-        for row, comparison in enumerate(reversed(comparisons)):
+    characters = TWO_COLUMNS_ROW_CHARACTERS if several else ROW_CHARACTERS
+    names = [_row_name(policy_comparison, c.trained.policy, c.baseline.panel, characters) for c in comparisons]
+    # A row is as high as its name, and at least two lines.
+    heights = [max(2.0, 1.6 + name.count("\n")) for name in names]
+    positions = [-sum(heights[:index]) - height / 2 for index, height in enumerate(heights)]
+    base = wrapped_name(f"points above '{policy_comparison.policies[0].name}'", NOTE_CHARACTERS)
+    size = TWO_COLUMNS_INCHES if several else ONE_COLUMN_INCHES, 0.9 + LINE_INCHES * (sum(heights) + base.count("\n"))
+    with _figure(path, size) as axes:
+        for position, comparison in zip(positions, comparisons, strict=True):
             delta = comparison.success
             colour = (
                 NEUTRAL_COLOUR
@@ -98,18 +118,16 @@ def differences(policy_comparison: PolicyComparison, path: Path) -> Path:
                 else WORSE_COLOUR
             )
             middle, low, high = (100 * x for x in (delta.difference, delta.interval.low, delta.interval.high))
-            axes.plot([low, high], [row, row], color=colour, linewidth=1.6)
-            axes.plot([middle], [row], "o", color=colour, markersize=4)
-        names = [_row_name(policy_comparison, c.trained.policy, c.baseline.panel) for c in reversed(comparisons)]
-        axes.set_yticks(range(len(comparisons)), names)
-        axes.set_ylim(-0.6, len(comparisons) - 0.4)
+            axes.plot([low, high], [position, position], color=colour, linewidth=1.6)
+            axes.plot([middle], [position], "o", color=colour, markersize=4)
+        axes.set_yticks(positions, names)
+        axes.set_ylim(-sum(heights), 0)
         axes.axvline(0, color=TEXT_COLOUR, linewidth=0.8)
         axes.grid(axis="y", visible=False)
         level = 100 * comparisons[0].success.interval.level
-        base = shortened(policy_comparison.policies[0].name, 28)
-        counts = sorted({comparison.success.num_tasks for comparison in comparisons})
-        tasks = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
-        axes.set_xlabel(f"points above '{base}', {tasks}\n{level:.3g} % intervals; grey: no difference shown")
+        tasks = _count({comparison.success.num_tasks for comparison in comparisons})
+        note = f"{base}\n{tasks}{level:.3g} % intervals; grey: no difference shown"
+        axes.figure.supxlabel(note, fontsize=NOTE_SIZE)
     return path
 
 
@@ -118,24 +136,27 @@ def pareto(policy_comparison: PolicyComparison, path: Path, level: float = LEVEL
     all_scores = {policy.name: policy.scores for policy in policy_comparison.policies}
     best = set(frontier(all_scores))
     first, second = list(policy_comparison.policies[0].scores)[:2]
-    with _figure(path, (ONE_COLUMN_INCHES, 3.0)) as axes:
+    names = [wrapped_name(policy.name, LEGEND_CHARACTERS) for policy in policy_comparison.policies]
+    with _figure(path, (ONE_COLUMN_INCHES, 2.8 + _legend_inches(names, 2))) as axes:
         for index, policy in enumerate(policy_comparison.policies):
             x, y = policy.scores[first], policy.scores[second]
-            colour = COLOURS[index % len(COLOURS)]
+            colour, mark = _style(index)
             face = colour if policy.name in best else "none"
             across, along = (policy.results[panel].interval(level) for panel in policy_comparison.panels[:2])
             axes.plot([across.low, across.high], [y, y], color=colour, linewidth=0.8, alpha=0.6)
             axes.plot([x, x], [along.low, along.high], color=colour, linewidth=0.8, alpha=0.6)
-            axes.plot([x], [y], "o", color=colour, markerfacecolor=face, markersize=7, label=shortened(policy.name, 32))
+            axes.plot([x], [y], mark, color=colour, markerfacecolor=face, markersize=7, label=names[index])
         rest = len(policy_comparison.panels) - 2
-        more = f" ({rest} more environments decide too)" if rest else ""
-        axes.set_xlabel(f"success in {first}")
-        axes.set_ylabel(f"success in {second}")
-        axes.set_title(f"filled: on the Pareto frontier{more}\nlines: {100 * level:g} % intervals", fontsize=8)
+        more = f"\n({rest} more environments decide too)" if rest else ""
+        counts = [policy_comparison.policies[0].results[panel].num_tasks for panel in policy_comparison.panels[:2]]
+        axes.set_xlabel(wrapped_name(f"success in {first}, n = {counts[0]}", 2 * LEGEND_CHARACTERS))
+        axes.set_ylabel(wrapped_name(f"success in {second}, n = {counts[1]}", 2 * LEGEND_CHARACTERS))
+        note = f"filled: on the Pareto frontier{more}\nlines: {100 * level:g} % intervals"
+        axes.figure.suptitle(note, fontsize=NOTE_SIZE)
         axes.xaxis.set_major_formatter(lambda value, _: percent(value, digits=0))
         axes.yaxis.set_major_formatter(lambda value, _: percent(value, digits=0))
         axes.margins(0.12)
-        axes.legend(fontsize=7)
+        axes.figure.legend(loc="outside lower center", ncols=2, fontsize=NOTE_SIZE)
     return path
 
 
@@ -146,8 +167,10 @@ def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | N
         for result in policy.results.values():
             if result.settings.get("run"):
                 runs[policy.name] = Path(str(result.settings["run"])) / "metrics.jsonl"
-    shown = {"reward/mean", "val/success/mean"}
-    curves = {name: rows for name, file in runs.items() if (rows := [r for r in read_curve(file) if shown & r.keys()])}
+    plotted = {"reward/mean", "val/success/mean"}
+    curves = {
+        name: rows for name, file in runs.items() if (rows := [r for r in read_curve(file) if plotted & r.keys()])
+    }
     if not curves:
         return None
     # A step of SFT is no step of RL: each has axes of its own.
@@ -158,7 +181,11 @@ def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | N
     ]
     stages = [stage for stage in stages if stage[2]]  # fmt: skip
     colours = {name: COLOURS[(index + 1) % len(COLOURS)] for index, name in enumerate(curves)}
-    with _figure(path, (TWO_COLUMNS_INCHES, 3.0)) as first:
+    counts = {int(row["val/n"]) for rows in curves.values() for row in rows if row.get("val/n")}
+    columns = 3 - len(stages)
+    legends = [[_curve_name(n) for n in names] + [_curve_name(n, VALIDATION) for n in names] for _, _, names in stages]
+    size = (TWO_COLUMNS_INCHES, 2.6 + max(_legend_inches(names, columns) for names in legends))
+    with _figure(path, size) as first:
         figure = first.figure
         first.remove()
         for axes, (title, quantity, names) in zip(
@@ -168,7 +195,10 @@ def learning_curves(policy_comparison: PolicyComparison, path: Path) -> Path | N
                 _draw_curve(axes, name, curves[name], colours[name])
             axes.set_xlabel(f"training step, {title}")
             axes.set_ylabel(quantity)
-            axes.legend(fontsize=8)
+            # Above the axes, so that it covers no curve.
+            axes.legend(loc="lower left", bbox_to_anchor=(0.0, 1.0), fontsize=NOTE_SIZE, ncols=columns)
+        if any("val/success/mean" in row for rows in curves.values() for row in rows):
+            figure.supxlabel(f"validation: {_count(counts)}95 % intervals", fontsize=NOTE_SIZE)
     return path
 
 
@@ -178,14 +208,14 @@ def _draw_curve(axes: Any, name: str, rows: list[dict[str, float]], colour: str)
     if trained:
         steps, values = zip(*trained, strict=True)
         axes.plot(steps, values, ".", color=colour, alpha=0.3, markersize=3)
-        axes.plot(steps, smooth(values, 5), color=colour, linewidth=1.6, label=shortened(name, 32))
+        axes.plot(steps, smooth(values, 5), color=colour, linewidth=1.6, label=_curve_name(name))
     checked = [row for row in rows if "val/success/mean" in row]
     if checked:
         val_steps, means = [row["step"] for row in checked], [row["val/success/mean"] for row in checked]
         below = [max(0.0, row["val/success/mean"] - row["val/success/low"]) for row in checked]
         above = [max(0.0, row["val/success/high"] - row["val/success/mean"]) for row in checked]
         axes.errorbar(val_steps, means, [below, above], fmt="s--", color=colour, markersize=3, linewidth=0.8,
-                      capsize=2, label=f"{shortened(name, 24)}, validation")  # fmt: skip
+                      capsize=2, label=_curve_name(name, VALIDATION))  # fmt: skip
 
 
 def read_curve(path: Path) -> list[dict[str, float]]:
@@ -197,19 +227,54 @@ def read_curve(path: Path) -> list[dict[str, float]]:
     ]
 
 
+def _style(number: int) -> tuple[str, str]:
+    """Colour and mark of a policy."""
+    return COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS) % len(MARKERS)]
+
+
 def _label(policy_comparison: PolicyComparison, panel: str) -> str:
     policy = policy_comparison.policies[0]
     return policy.label(policy.results[panel])
 
 
-def _counted_label(policy_comparison: PolicyComparison, panel: str) -> str:
+def _counted_label(policy_comparison: PolicyComparison, panel: str, characters: int) -> str:
     """The environment's name, and on how many tasks each policy was evaluated."""
-    return f"{_label(policy_comparison, panel)}\nn = {policy_comparison.policies[0].results[panel].num_tasks}"
+    name = wrapped_name(_label(policy_comparison, panel), characters)
+    return f"{name}\nn = {policy_comparison.policies[0].results[panel].num_tasks}"
 
 
-def _row_name(policy_comparison: PolicyComparison, policy: str, panel: str) -> str:
-    name = shortened(policy, 24)
-    return name if len(policy_comparison.panels) == 1 else f"{name}, {_label(policy_comparison, panel)}"
+def _row_name(policy_comparison: PolicyComparison, policy: str, panel: str, characters: int) -> str:
+    name = policy if len(policy_comparison.panels) == 1 else f"{policy}, {_label(policy_comparison, panel)}"
+    return wrapped_name(name, characters)
+
+
+def wrapped_name(name: str, characters: int) -> str:
+    """A name in lines of at most so many characters, broken after a separator where it has one; nothing is left out."""
+    pieces = re.findall(r"[^\s/_:,-]*[\s/_:,-]|[^\s/_:,-]+", name)
+    lines = [""]
+    for piece in pieces:
+        if len(lines[-1] + piece.rstrip()) > characters:
+            lines.append("")
+        while len(piece.rstrip()) > characters:
+            lines[-1], piece = piece[:characters], piece[characters:]
+            lines.append("")
+        lines[-1] += piece
+    return "\n".join(line.rstrip() for line in lines if line)
+
+
+def _legend_inches(names: Sequence[str], columns: int) -> float:
+    """Height of a legend of these names, which is filled column by column."""
+    rows = -(-len(names) // columns)
+    heights = [LINE_INCHES * (1.5 + name.count("\n")) for name in names]
+    return max(sum(heights[first : first + rows]) for first in range(0, len(names), rows))
+
+
+def _curve_name(name: str, suffix: str = "") -> str:
+    return wrapped_name(name + suffix, ROW_CHARACTERS)
+
+
+def _count(counts: set[int]) -> str:
+    return "" if not counts else f"n = {min(counts)}{f' to {max(counts)}' if len(counts) > 1 else ''}, "
 
 
 @contextlib.contextmanager

@@ -48,8 +48,10 @@ def promote(
         comparison = compare(read_result(baseline), result, different_settings=different_settings)
     passed = comparison is not None and comparison.decision.gate is Gate.DEPLOY
     if not passed and not force.strip():
-        why = "there are no results" if comparison is None else f"the gate says: {comparison.decision.sentence}"
-        raise UserError(f"'{model}' is not promoted, because {why}; evaluate further, or --force with a REASON.")
+        explanation = "there are no results" if comparison is None else f"the gate says: {comparison.decision.sentence}"
+        raise UserError(
+            f"'{model}' is not promoted, because {explanation}; evaluate further, or --force with a REASON."
+        )
     card = make_card(ref, comparison, forced="" if passed else force.strip())
     return registry.promote(name, folder, card, "gate passed" if passed else f"forced: {force.strip()}")
 

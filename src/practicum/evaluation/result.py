@@ -244,14 +244,18 @@ class EvalResult:
         write_atomic(path, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
-def attempt_result(episode: Trajectory, seconds: float | None = None) -> AttemptResult:
-    """The result of one episode."""
+def environment_figures(episode: Trajectory) -> dict[str, float]:
+    """Return the numbers in the `info` of an episode's last step."""
     info = episode.turns[-1].info if episode.turns else {}
-    env_metrics = {
+    return {
         name: float(value)
         for name, value in info.items()
         if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
     }
+
+
+def attempt_result(episode: Trajectory, seconds: float | None = None) -> AttemptResult:
+    """The result of one episode."""
     tokens = sum(len(s.ids) for turn in episode.turns for s in turn.spans if s.origin is Origin.SAMPLED)
     return AttemptResult(
         task=episode.task.id,
@@ -263,7 +267,7 @@ def attempt_result(episode: Trajectory, seconds: float | None = None) -> Attempt
         tokens=tokens,
         invalid_replies=episode.invalid_replies,
         components=dict(episode.components),
-        env_metrics=env_metrics,
+        env_metrics=environment_figures(episode),
         seconds=seconds,
         error=episode.error,
         goal=task_goal(episode.task),
@@ -358,8 +362,8 @@ def read_result(path: Path) -> EvalResult:
             source=str(path),
         )
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-        why = printable(f"{type(error).__name__}: {error}"[:200])
-        raise UserError(f"Result '{path}' is damaged ({why}); make it again.") from None
+        message = printable(f"{type(error).__name__}: {error}"[:200])
+        raise UserError(f"Result '{path}' is damaged ({message}); make it again.") from None
     seen = {(attempt.task, attempt.attempt) for attempt in result.attempts}
     if len(seen) != len(result.attempts):
         raise UserError(f"Result '{path}' is damaged (an attempt is there twice); make it again.")

@@ -48,9 +48,9 @@ def describe(runner: EvalRunner, result: EvalResult) -> str:
         f"success {percent(result.success_rate)} {percent_interval(interval.low, interval.high)} ({level})"
     )  # fmt: skip
     last = f"panel {result.panel}: {rate}, n = {len(result.scored)}, not scored {len(result.unscored)}"
-    asked = settings.num_tasks
-    if asked is not None and asked > result.num_tasks:
-        head += f" (--tasks {asked}: there are no more)"
+    num_requested = settings.num_tasks
+    if num_requested is not None and num_requested > result.num_tasks:
+        head += f" (--tasks {num_requested}: there are no more)"
     lines = [fit(head, sys.stdout), table(["Metric", "Value", f"{level} interval"], rows), fit(last, sys.stdout)]
     lines += describe_unscored(result, settings)
     lines += describe_published(settings.make_environment().published_scores(runner.log.panel.tasks))

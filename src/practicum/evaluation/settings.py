@@ -73,8 +73,10 @@ class EvalSettings(RolloutSettings):
     @property
     def asked_record(self) -> dict[str, Any]:
         """The names of the roles that score or answer as a part of the environment; empty where there are none."""
-        asked = [name for name in self.make_environment().model_names() if name in self.roles] if self.roles else []
-        return {"asked_models": asked} if asked else {}
+        model_roles = (
+            [name for name in self.make_environment().model_names() if name in self.roles] if self.roles else []
+        )
+        return {"asked_models": model_roles} if model_roles else {}
 
     @property
     def run_folder(self) -> Path | None:

@@ -124,11 +124,11 @@ def _microseconds(product: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight
             product(x, weight)
     finally:
         graph.capture_end()
-    begun, ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     graph.replay()
-    begun.record()
+    start_event.record()
     for _ in range(NUM_REPLAYS):
         graph.replay()
-    ended.record()
-    ended.synchronize()
-    return float(begun.elapsed_time(ended)) * 1000 / (NUM_REPLAYS * len(weights))
+    end_event.record()
+    end_event.synchronize()
+    return float(start_event.elapsed_time(end_event)) * 1000 / (NUM_REPLAYS * len(weights))

@@ -305,8 +305,8 @@ def _load_errors(name: str, otherwise: str) -> Iterator[None]:
         raise UserError(f"The weights of model '{name}' are damaged ({error}); copy or save them again.") from error
     except RuntimeError as error:
         # For weights of other shapes transformers suggests an option of its own, which users here cannot set.
-        why = otherwise if "ignore_mismatched_sizes" in str(error) else first_line(error, otherwise)
-        raise UserError(f"Model '{name}' cannot be loaded: {why}") from error
+        message = otherwise if "ignore_mismatched_sizes" in str(error) else first_line(error, otherwise)
+        raise UserError(f"Model '{name}' cannot be loaded: {message}") from error
     except (OSError, ValueError) as error:
         if "trust_remote_code" in str(error):
             raise UserError(

@@ -91,8 +91,8 @@ def load_adapter(loaded: LoadedModel, folder: str | Path, trainable: bool = True
     except SafetensorError as error:
         raise UserError(f"The weights of adapter '{folder}' are damaged ({error}); copy or save them again.") from error
     except (ValueError, RuntimeError, KeyError) as error:
-        why = first_line(error, "its weights have other shapes than this model and adapter_config.json ask for.")
-        raise UserError(f"Adapter '{folder}' does not fit this model: {why}") from error
+        message = first_line(error, "its weights have other shapes than this model and adapter_config.json ask for.")
+        raise UserError(f"Adapter '{folder}' does not fit this model: {message}") from error
     wrapped.eval()
     return replace(loaded, adapter=wrapped)
 

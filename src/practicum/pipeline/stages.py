@@ -32,7 +32,7 @@ from practicum.errors import UserError, did_you_mean
 from practicum.training.build import training_tasks
 from practicum.training.build_supervised import sft_settings
 from practicum.training.dry_run import check_supervised_model, missing_files, sentence_of
-from practicum.training.settings import rl_settings, training_steps
+from practicum.training.settings import reply_format, rl_settings, training_steps
 
 MODELS = ("base", "sft", "rl")
 """The models that are evaluated, in this order."""
@@ -235,15 +235,15 @@ def check_tasks(config: PipelineConfig) -> None:
     set of a hub id is fetched."""
     if config.data.affine.dataset is not None:
         fetch_dataset(config.data.affine.dataset, config.data.affine.buffer_size)
-    wanted = [(name, "train", count, config.seed + 1) for name, count in demonstrations(config).items()]
-    wanted += [
+    requirements = [(name, "train", count, config.seed + 1) for name, count in demonstrations(config).items()]
+    requirements += [
         (name, "test", config.evaluation.num_eval_samples, config.seed) for name in evaluated_environments(config)
     ]
-    for name, split, count, seed in wanted:
+    for name, split, count, seed in requirements:
         registry.environment_class(name)(**environment_options(config, name)).tasks(split, count, seed)
     train = rl_config(config)
     agent = train.agent
-    mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=agent.agent_type)
+    mix = MixEnvironment(**agent.environment_args, reward=agent.reward_name, format=reply_format(train))
     training_tasks(mix, train)
 
 

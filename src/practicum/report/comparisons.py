@@ -32,25 +32,25 @@ def compare_parts(parts: Sequence[RunPart], cache: PairCache | None = None) -> l
     p-values are corrected over all pairs (Holm), a pair counted once. So a verdict is the same whichever baseline a
     reader chooses, and choosing the one with the best verdict gains nothing.
     """
-    known = {} if cache is None else dict(cache)
+    cached = {} if cache is None else dict(cache)
     used: PairCache = {}
-    found: list[tuple[RunPart, RunPart, Comparison, str]] = []
+    compared: list[tuple[RunPart, RunPart, Comparison, str]] = []
     for first, second in _pairs(parts):
         key = id(first), id(second)
-        used[key] = known.get(key) or (first, second, _compare(first, second))
+        used[key] = cached.get(key) or (first, second, _compare(first, second))
         result = used[key][2]
         if result is not None:
-            found.append((first, second, *result))
+            compared.append((first, second, *result))
     if cache is not None:
         cache.clear()
         cache.update(used)
-    corrected = holm([comparison.p_corrected for _, _, comparison, _ in found])
+    corrected = holm([comparison.p_corrected for _, _, comparison, _ in compared])
     with_failures = holm(
-        [c.p_corrected if c.unscored_as_failures is None else c.p_corrected_failures for _, _, c, _ in found]
+        [c.p_corrected if c.unscored_as_failures is None else c.p_corrected_failures for _, _, c, _ in compared]
     )
     records = []
-    for (first, second, comparison, basis), p, failures in zip(found, corrected, with_failures, strict=True):
-        one = replace(comparison, p_corrected=p, p_corrected_failures=failures, num_comparisons=len(found))
+    for (first, second, comparison, basis), p, failures in zip(compared, corrected, with_failures, strict=True):
+        one = replace(comparison, p_corrected=p, p_corrected_failures=failures, num_comparisons=len(compared))
         records += [_record(first, second, one, basis), _record(second, first, one.reversed(), basis)]
     return records
 

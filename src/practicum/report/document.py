@@ -124,11 +124,11 @@ def by_interest(views: Sequence[RunView]) -> Iterator[tuple[RunView, EpisodeRow]
     for view in views:
         rows = view.index.rows
         chosen = [*highlights(rows).values(), first_and_last(rows, view.drawings)]
-        for number in dict.fromkeys(n for numbers in chosen for n in numbers):
-            groups.add((view.run.key, rows[number].part, rows[number].group))
-            tasks.add(rows[number].result.cluster)
-            if is_new(view, rows[number]):
-                yield view, rows[number]
+        for row_index in dict.fromkeys(n for numbers in chosen for n in numbers):
+            groups.add((view.run.key, rows[row_index].part, rows[row_index].group))
+            tasks.add(rows[row_index].result.cluster)
+            if is_new(view, rows[row_index]):
+                yield view, rows[row_index]
     for same_group in (True, False):
         for view in views:
             for row in view.index.rows:

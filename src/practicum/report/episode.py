@@ -137,8 +137,8 @@ def _logprob(values: tuple[float, ...]) -> float | int | str | None:
 
 def _mean(values: list[float | None]) -> float | None:
     """The mean advantage of the tokens of one text."""
-    known = [value for value in values if value is not None]
-    return round(sum(known) / len(known), 5) if known else None
+    present = [value for value in values if value is not None]
+    return round(sum(present) / len(present), 5) if present else None
 
 
 def _message(message: Message) -> dict[str, Any]:

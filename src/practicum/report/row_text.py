@@ -61,8 +61,8 @@ def row_text(episode: Trajectory) -> RowText:
 
 def question_of(episode: Trajectory) -> str:
     """What the task asks: a field of it, or else the last thing that the user said before the first reply."""
-    asked = [message.content for turn in episode.turns[:1] for message in turn.messages if message.role == "user"]
-    return _first_text(dict(episode.task.fields), QUESTION_FIELDS) or (asked[-1] if asked else "")
+    user_texts = [message.content for turn in episode.turns[:1] for message in turn.messages if message.role == "user"]
+    return _first_text(dict(episode.task.fields), QUESTION_FIELDS) or (user_texts[-1] if user_texts else "")
 
 
 def target_of(episode: Trajectory) -> str:

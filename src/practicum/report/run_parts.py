@@ -12,7 +12,8 @@ from practicum.evaluation.metric_delta import finite
 from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.report.index import EpisodeRow
-from practicum.report.stage_order import stage_key
+from practicum.report.stage_order import stage_key, stage_rank
+from practicum.training.validation_results import VALIDATION
 from practicum.utils.escape import json_number
 from practicum.utils.terminal import escape_invisible
 
@@ -47,6 +48,7 @@ class RunPart:
             "run": self.run,
             "label": escape_invisible(self.label),
             "part": escape_invisible(self.part),
+            "stage": None if self.part == VALIDATION else stage_rank(self.label),
             "environment": escape_invisible(result.environment),
             "split": escape_invisible(self.split),
             "episodes": len(result.attempts) + self.num_uncounted,

@@ -77,7 +77,8 @@ def _walk(top: Path) -> list[RunFolder]:
             runs.append(run)
         elif depth < MAX_DEPTH:
             folders += [(subfolder, depth + 1) for subfolder in _subfolders(folder)]
-    return sorted(runs, key=lambda run: [stage_key(part) for part in run.folder.parts])
+    paths = {run: run.folder.with_suffix("") if run.result else run.folder for run in runs}
+    return sorted(runs, key=lambda run: [stage_key(part) for part in paths[run].parts])
 
 
 def _run_in(folder: Path) -> RunFolder | None:
@@ -107,8 +108,8 @@ def _with_distinct_names(runs: list[RunFolder]) -> list[RunFolder]:
     """Name each run by the fewest last parts of its path that distinguish all runs."""
     paths = [(run.result or run.folder).absolute() for run in runs]
     short = [path.with_suffix("") if path.suffix in (".json", ".run") else path for path in paths]
-    taken = Counter(short)
-    paths = [path if taken[plain] > 1 else plain for path, plain in zip(paths, short, strict=True)]
+    name_counts = Counter(short)
+    paths = [path if name_counts[plain] > 1 else plain for path, plain in zip(paths, short, strict=True)]
     named = list(runs)
     for length in range(1, 1 + max((len(path.parts) for path in paths), default=0)):
         names = ["/".join(path.parts[-length:]) for path in paths]

@@ -22,6 +22,12 @@ def stage_key(name: str) -> StageKey:
     return next((RANKS[word] for word in words if word in RANKS), UNKNOWN_STAGE), natural_key(name)
 
 
+def stage_rank(name: str) -> int | None:
+    """The place of a part's stage in the order of training, by the last part of its name; None for no known stage."""
+    rank = stage_key(re.split(r"[/·]", name)[-1])[0]
+    return None if rank == UNKNOWN_STAGE else rank
+
+
 def natural_key(name: str) -> list[tuple[int, int, str]]:
     """A sort key that orders numbers in names by value: attempt 10 after attempt 9."""
     parts = re.split(r"([0-9]{1,18})", name)  # text and number in turn

@@ -148,9 +148,9 @@ def tree_lines(turns: Sequence[Turn], continued: Sequence[int | None]) -> list[s
             run.append(following[0])
         waiting += [(index, depth + 1) for index in reversed(following)]
         reason, role = describe_branch(turns, first), turns[first].role
-        why = f"  {printable(str(reason)[:200])}" if reason else ""
+        explanation = f"  {printable(str(reason)[:200])}" if reason else ""
         name = "" if role == DEFAULT_ROLE else f"{printable(role[:200])} "
-        lines.append(f"tree     {'  ' * depth}{name}{' → '.join(map(str, run))}{why}")
+        lines.append(f"tree     {'  ' * depth}{name}{' → '.join(map(str, run))}{explanation}")
     return lines if len(lines) > 1 else []
 
 

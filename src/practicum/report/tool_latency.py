@@ -52,8 +52,8 @@ class ToolTimes:
     def times_of(self, name: str, key: AttemptKey) -> ToolSeconds:
         """Of the episode in the file `name`, a path below the run's folder."""
         folder = (self.folder / name).parent
-        for place in (folder, folder.parent) if folder != self.folder else (folder,):
-            file = self._files.setdefault(place, TimingFile(place / TIMING_FILE))
+        for candidate in (folder, folder.parent) if folder != self.folder else (folder,):
+            file = self._files.setdefault(candidate, TimingFile(candidate / TIMING_FILE))
             times = file.times_of(key)
             if times is not None:
                 return times

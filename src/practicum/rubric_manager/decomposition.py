@@ -19,8 +19,8 @@ SYSTEM = (
 
 def decomposition_prompt(preference: str, task: str, dialogue: Sequence[WorkflowMessage] = ()) -> str:
     """Return the prompt: the work, the client's preferences and the dialogue."""
-    said = "\n".join(f"{message.sender}: {message.content}" for message in dialogue)
-    parts = (f"Work:\n{task}", f"The client wants:\n{preference}", f"Dialogue:\n{said}" if said else "")
+    conversation = "\n".join(f"{message.sender}: {message.content}" for message in dialogue)
+    parts = (f"Work:\n{task}", f"The client wants:\n{preference}", f"Dialogue:\n{conversation}" if conversation else "")
     return "\n\n".join(part for part in parts if part)
 
 

@@ -114,11 +114,15 @@ async def collect_rollout(
     reward: str = "l1",
     max_turns: int = 3,
 ) -> EpisodeResult:
-    """Run the dialogue, the work, both evaluations of the same output, and compute the reward."""
+    """Run the dialogue, the work, both evaluations of the same output, and compute the reward.
+
+    Without an engine, judge rules are scored by the manager's own model.
+    """
     compute = reward_named(reward, num_outputs=1)
     manager = manager or RubricDecompositionManagerAgent()
     person = stakeholder or default_stakeholder(workflow, gt_rubric)
-    scoring = engine or ValidationEngine(seed=42)
+    judge = manager.chat_model if isinstance(manager, RubricDecompositionManagerAgent) else None
+    scoring = engine or ValidationEngine(seed=42, judge=judge)
     log = await InitialRubricGenerationPhase(manager, person, max_turns=max_turns).run(workflow)
     done = await WorkflowEngine(workers or default_workers(workflow)).run(workflow)
     # An engine of its own: code rules of the ground truth never share a sandbox with those of a model.

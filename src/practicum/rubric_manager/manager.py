@@ -43,9 +43,9 @@ class ManagerObservation:
         return self.turns_left <= 1 or self.budget_left < 1
 
     def text(self) -> str:
-        said = "\n".join(f"{message.sender}: {message.content}" for message in self.dialogue)
+        conversation = "\n".join(f"{message.sender}: {message.content}" for message in self.dialogue)
         limits = f"Turns left: {self.turns_left}. Questions left: {self.budget_left}."
-        return f"Work: {self.workflow.task_input}\n\nDialogue:\n{said}\n\n{limits}"
+        return f"Work: {self.workflow.task_input}\n\nDialogue:\n{conversation}\n\n{limits}"
 
 
 @dataclass

@@ -45,10 +45,12 @@ def make_model(
     url: str | None = None,
     temperature: float = 1.0,
     max_tokens: int = MAX_TOKENS,
+    dtype: str = "auto",
 ) -> Policy:
-    """Return a model by name: one of a server, or with `use_local` one that is loaded here in its own data type.
+    """Return a model by name: one of a server, or with `use_local` one that is loaded here.
 
-    `use_local` None follows USE_LOCAL_MODELS, `model_path` None LOCAL_MODEL_PATH, `url` None OPENAI_BASE_URL.
+    `use_local` None follows USE_LOCAL_MODELS, `model_path` None LOCAL_MODEL_PATH, `url` None OPENAI_BASE_URL. `dtype`
+    is of a local model: `auto` is bfloat16 on a GPU and float32 on a CPU.
     """
     sampling = Sampling(temperature, max_tokens=max_tokens)
     if use_local is None:
@@ -57,7 +59,9 @@ def make_model(
         path = model_path or os.environ.get("LOCAL_MODEL_PATH") or model
         if not path:
             raise UserError("A local model needs model_path (or LOCAL_MODEL_PATH): a folder, a run or a hub id.")
-        engine, renderer = local_engine(resolve_model(path), resolve_device())
+        engine, renderer = local_engine(
+            resolve_model(path), resolve_device(dtype=dtype, dtype_key="dtype", may_quantise=True)
+        )
         return Policy(engine, renderer, sampling=sampling)
     base = url or os.environ.get("OPENAI_BASE_URL")
     if not base:
@@ -103,18 +107,18 @@ async def generate_structured(
     other random numbers; then it is a `StructuredOutputError`.
     """
     if model is None or isinstance(model, str):
-        asked: ChatModel = make_model(
+        configured_model: ChatModel = make_model(
             model, use_local, model_path, temperature=1.0 if temperature is None else temperature
         )
     elif use_local or model_path:
         raise UserError("generate_structured was given a policy as model, and use_local or model_path; leave one out.")
     else:
-        asked = model if temperature is None else with_temperature(model, temperature)
+        configured_model = model if temperature is None else with_temperature(model, temperature)
     try:
-        value, usage = await _ask(asked, system_prompt, user_prompt, response_type, seed, max_tries)
+        value, usage = await _ask(configured_model, system_prompt, user_prompt, response_type, seed, max_tries)
     finally:
-        if isinstance(asked, Policy) and (model is None or isinstance(model, str)):
-            await asked.engine.close()
+        if isinstance(configured_model, Policy) and (model is None or isinstance(model, str)):
+            await configured_model.engine.close()
     return (value, usage) if return_usage else value
 
 

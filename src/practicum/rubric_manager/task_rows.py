@@ -63,10 +63,13 @@ def workflow_of_row(row: Mapping[str, Any]) -> Workflow:
         raise UserError(f"Row '{row.get('id', '?')}' has no question.")
     question = str(row["question"])
     listed = row.get("tasks") or [{"name": "answer", "description": question}]
-    known = {str(task["name"]) for task in listed}
+    task_names = {str(task["name"]) for task in listed}
     tasks = {}
     for task in listed:
-        name, before = str(task["name"]), tuple(str(one) for one in task.get("dependencies", ()) if str(one) in known)
+        name, before = (
+            str(task["name"]),
+            tuple(str(one) for one in task.get("dependencies", ()) if str(one) in task_names),
+        )
         hours, cost = float(task.get("hours") or 0.0), float(task.get("cost") or 0.0)
         tasks[name] = WorkflowTask(
             name, str(task.get("description", "")), before, before, output=name, hours=hours, cost=cost

@@ -6,16 +6,13 @@ It prints a line per episode: the score of the synthetic rubric, that of the gro
 from __future__ import annotations
 
 import asyncio
-import statistics
+import math
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
-from practicum.evaluation.result import EvalResult
 from practicum.training.build import build_run
-from practicum.training.rl_trainer import RLTrainer
-from practicum.training.trainer import Evaluated
 from practicum.utils.tables import percent
 
 RECIPE = "recipe=rubric-reinforce"
@@ -26,9 +23,8 @@ MIN_VALIDITY = 0.5
 
 def episode_line(metrics: Mapping[str, float]) -> str:
     """Return the line of a step from its metrics: scores are means over its episodes with a valid rubric."""
-    valid = metrics.get("reward_part/valid/mean", 0.0)  # metrics of parts count other episodes as zeros
-    values = [metrics.get(f"reward_part/{name}/mean", 0.0) for name in ("synthetic", "ground_truth")]
-    said = [f"{value / valid:.3f}" if valid > 0 else "none" for value in values]
+    values = [metrics.get(f"figure/{name}/mean") for name in ("synthetic", "ground_truth")]
+    said = ["none" if value is None else f"{value:.3f}" for value in values]
     return f"Synthetic: {said[0]}, GT: {said[1]}, Reward: {metrics.get('reward/mean', 0.0):.3f}"
 
 
@@ -38,14 +34,16 @@ class EpisodeCheck:
     def __init__(self, count: int = CHECK_EPISODES, min_validity: float = MIN_VALIDITY) -> None:
         self.count, self.min_validity = count, min_validity
         self.num_episodes = self.num_valid = 0.0
-        self.rewards: list[float] = []
+        self.lowest, self.highest = math.inf, -math.inf
 
     def observe(self, metrics: Mapping[str, float]) -> str | None:
         """Return None, or once the sentence of a run that should stop."""
         before, episodes = self.num_episodes, metrics.get("rollout/episodes", 1.0)
         self.num_episodes += episodes
-        self.num_valid += episodes * metrics.get("reward_part/valid/mean", 0.0)
-        self.rewards.append(metrics.get("reward/mean", 0.0))
+        self.num_valid += episodes * metrics.get("figure/valid/mean", 0.0)
+        mean = metrics.get("reward/mean", 0.0)
+        self.lowest = min(self.lowest, metrics.get("reward/min", mean))
+        self.highest = max(self.highest, metrics.get("reward/max", mean))
         if not before < self.count <= self.num_episodes:
             return None
         share = self.num_valid / self.num_episodes
@@ -55,41 +53,13 @@ class EpisodeCheck:
                 f"{percent(self.min_validity, digits=0)} are needed: warm-start the model by SFT on "
                 "ground-truth rubrics first (docs/rubric.md)."
             )
-        if max(self.rewards) == min(self.rewards):
+        if self.lowest == self.highest:
             return f"The first {self.num_episodes:.0f} episodes have the same reward: there is nothing to learn from."
         return None
 
 
-def check_validity(result: EvalResult, min_validity: float = MIN_VALIDITY) -> None:
-    """Refuse to train a model whose rubrics are mostly not valid: a validation before the first update says so."""
-    share = statistics.fmean(row.env_metrics.get("valid", 0.0) for row in result.scored) if result.scored else 0.0
-    if share < min_validity:
-        raise UserError(
-            f"Only {percent(share, digits=0)} of {len(result.scored)} rubrics before training are valid, "
-            f"{percent(min_validity, digits=0)} are needed: warm-start the model by SFT on "
-            "ground-truth rubrics first (docs/rubric.md)."
-        )
-
-
-def with_validity_check(evaluate: Callable[[], Awaitable[Evaluated]]) -> Callable[[], Awaitable[Evaluated]]:
-    """Return an evaluation whose first result must have enough valid rubrics."""
-    is_first = True
-
-    async def checked() -> Evaluated:
-        nonlocal is_first
-        evaluated = await evaluate()
-        if is_first:
-            check_validity(evaluated if isinstance(evaluated, EvalResult) else evaluated[0])
-        is_first = False
-        return evaluated
-
-    return checked
-
-
 async def main(argv: Sequence[str]) -> None:
-    """Train by the recipe with further keys; UserError where the validation before it, or the check after the first
-    episodes, fails.
-    """
+    """Train by the recipe with further keys; UserError where the check after the first episodes fails."""
     recipe = [] if any(key.startswith("recipe=") for key in argv) else [RECIPE]
     run = build_run(resolve_train([*recipe, *argv]).config)
     check, on_step = EpisodeCheck(), run.on_step
@@ -105,10 +75,6 @@ async def main(argv: Sequence[str]) -> None:
             run.request_stop()
 
     run.on_step = show
-    trainer = run.trainer
-    begins_with_validation = run.settings.val_before_train and not run.resumed
-    if isinstance(trainer, RLTrainer) and trainer.evaluate is not None and begins_with_validation:
-        trainer.evaluate = with_validity_check(trainer.evaluate)
     try:
         await run.train()
     except KeyboardInterrupt:  # that is how a run ends that was asked to stop

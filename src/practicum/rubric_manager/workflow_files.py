@@ -123,11 +123,11 @@ def workflow_of(row: object, path: Path = Path("workflows.json")) -> Workflow:
 def _problem(row: object, path: Path, error: ValidationError) -> str:
     first = error.errors()[0]
     name = row.get("name", "?") if isinstance(row, Mapping) else "?"
-    *place, last = [str(part) for part in first["loc"]] or ["the row"]
-    where = f"'{path}', workflow '{name}'" + (f", {'.'.join(place)}" if place else "")
+    *path_in_row, last = [str(part) for part in first["loc"]] or ["the row"]
+    where = f"'{path}', workflow '{name}'" + (f", {'.'.join(path_in_row)}" if path_in_row else "")
     if first["type"] == "extra_forbidden":
         fields: Mapping[str, type[BaseModel]] = {"tasks": TaskRow, "resources": ResourceRow}
-        kind = fields.get(place[0] if place else "", WorkflowRow)
+        kind = fields.get(path_in_row[0] if path_in_row else "", WorkflowRow)
         return f"{where}: there is no field '{last}'.{did_you_mean(last, kind.model_fields)}"
     return f"{where}: '{last}': {first['msg']}."
 
@@ -153,15 +153,15 @@ def _check(row: WorkflowRow, resources: set[str], path: Path) -> None:
     outputs = [task.output for task in row.tasks if task.output]
     if len(set(outputs)) < len(outputs):
         raise UserError(f"{where}: two tasks write the same output.")
-    known = resources | set(outputs)
+    available = resources | set(outputs)
     for task in row.tasks:
         if task.form not in SUFFIXES:
             raise UserError(f"{where}, task '{task.name}': there is no form '{task.form}'; {', '.join(SUFFIXES)}.")
         for name in task.inputs:
-            if name not in known:
+            if name not in available:
                 raise UserError(
                     f"{where}, task '{task.name}': its input '{name}' is no resource and no task's output."
-                    f"{did_you_mean(name, sorted(known))}"
+                    f"{did_you_mean(name, sorted(available))}"
                 )
     if row.deliverable and row.deliverable not in outputs:
         raise UserError(

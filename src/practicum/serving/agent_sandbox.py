@@ -52,19 +52,19 @@ def _names_file(word: str) -> bool:
 def _visible_paths(program: str, arguments: Sequence[str]) -> list[str]:
     """Existing paths that are mounted: outer folders first, and none below another."""
     files = [Path(word) for word in arguments if os.path.isabs(word) and os.path.exists(word)]
-    wanted = [
+    paths = [
         *map(Path, SYSTEM_FOLDERS),
         Path(sys.base_prefix),
         Path(sys.prefix),
         Path(os.path.realpath(sys.executable)),
     ]
-    wanted += [path if path.is_dir() else path.parent for path in files]
-    wanted += [path for path in map(Path, os.environ.get("PYTHONPATH", "").split(os.pathsep)) if path.is_absolute()]
+    paths += [path if path.is_dir() else path.parent for path in files]
+    paths += [path for path in map(Path, os.environ.get("PYTHONPATH", "").split(os.pathsep)) if path.is_absolute()]
     for path in (Path(program), Path(os.path.realpath(program))):
         prefix = path.parent.parent  # of an interpreter or script of a virtual environment
-        wanted.append(prefix if (prefix / "pyvenv.cfg").is_file() or (prefix / "lib").is_dir() else path)
+        paths.append(prefix if (prefix / "pyvenv.cfg").is_file() or (prefix / "lib").is_dir() else path)
     mounted: list[str] = []
-    for name in sorted({str(path) for path in wanted if path.exists() and str(path) != "/"}):
+    for name in sorted({str(path) for path in paths if path.exists() and str(path) != "/"}):
         if not any(name.startswith(f"{folder}/") for folder in mounted):
             mounted.append(name)
     return mounted

@@ -17,11 +17,10 @@ from practicum.engines.base import Generation
 from practicum.serving.service import render
 from practicum.serving.turn import ChatMessage, template_messages
 from practicum.task import canonical_json
-from practicum.trajectory import Span
+from practicum.trajectory import SAME_PROMPT, Span
 
 Key = tuple[str, ...]
 NO_REPLY = ChatMessage("assistant", "")
-SAME_PROMPT = "another reply to the same prompt"
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from practicum.engines.local.engine import LocalEngine
 from practicum.errors import UserError, did_you_mean
 from practicum.policy import Conversation, Policy
 from practicum.registry import make_format
-from practicum.serving.conversation_tree import SAME_PROMPT, BranchPoint, ChatHistory, ConversationTree, ModelCall
+from practicum.serving.conversation_tree import BranchPoint, ChatHistory, ConversationTree, ModelCall
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.service import (
     PreparedTurn,
@@ -32,10 +32,8 @@ from practicum.serving.service import (
     turn_sampling,
 )
 from practicum.serving.turn import CompletionChoice, TurnRequest, template_messages
-from practicum.trajectory import Origin, Span, Turn, derive_seed
+from practicum.trajectory import ABANDONED, SAME_PROMPT, Origin, Span, Turn, derive_seed
 
-ABANDONED = "abandoned"
-"""Entry of a turn's info: the agent went on from another reply to the same prompt, and this one is not trained."""
 NO_LIMIT = 1 << 30
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
-from practicum.engines.base import SampledToken
+from practicum.engines.base import MAX_TOP_LOGPROBS, SampledToken
 from practicum.environment import Usage
 from practicum.serving.body import Body
 from practicum.serving.dialect import APIRequest, Tokenize, sse
@@ -13,7 +13,6 @@ from practicum.serving.errors import APIError, bad_request
 from practicum.serving.openai_fields import (
     HARMLESS,
     MAX_TOKENS,
-    MAX_TOP_LOGPROBS,
     logprobs_json,
     read_messages,
     read_response_format,

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 from practicum.chat.renderer import Renderer
-from practicum.engines.base import SampledToken
+from practicum.engines.base import MAX_TOP_LOGPROBS, SampledToken
 from practicum.environment import Usage
 from practicum.serving.body import Body
 from practicum.serving.dialect import APIRequest, Tokenize, sse
@@ -15,7 +15,6 @@ from practicum.serving.openai_chat import DONE
 from practicum.serving.openai_fields import (
     HARMLESS,
     MAX_TOKENS,
-    MAX_TOP_LOGPROBS,
     read_response_format,
     read_sampling,
     token_text,

@@ -14,7 +14,6 @@ from practicum.serving.errors import bad_request
 from practicum.serving.service import MAX_SEED
 from practicum.serving.turn import AUTO, FUNCTION, NONE, REQUIRED, ChatMessage, ToolChoice
 
-MAX_TOP_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_TOKENS = 2**31
 HARMLESS = (

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from practicum.chat.renderer import Renderer
-from practicum.engines.base import SampledToken
+from practicum.engines.base import MAX_TOP_LOGPROBS, SampledToken
 from practicum.environment import ToolCall, Usage
 from practicum.serving.body import Body, clean_text
 from practicum.serving.dialect import APIRequest, Tokenize, sse, to_json
 from practicum.serving.errors import APIError, bad_request
 from practicum.serving.openai_fields import (
     MAX_TOKENS,
-    MAX_TOP_LOGPROBS,
     logprobs_json,
     parse_arguments,
     read_content,

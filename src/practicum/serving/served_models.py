@@ -124,8 +124,8 @@ class ServedModels:
         if ref.adapter is None:
             raise UserError(f"'{folder}' is no adapter; it has no adapter_config.json.")
         renderer = await asyncio.to_thread(_renderer_of, ref, base)
-        taken = await base.engine.model_names() if isinstance(base.engine, RunningVLLM) else set()
-        internal = next(free for number in self._numbers if (free := f"{name}#{number}") not in taken)
+        used_names = await base.engine.model_names() if isinstance(base.engine, RunningVLLM) else set()
+        internal = next(free for number in self._numbers if (free := f"{name}#{number}") not in used_names)
         await base.engine.load_adapter(internal, ref.adapter)
         return ServedModel(
             name, base.engine, renderer, ref.adapter, internal, base.name, version, base.max_model_len

@@ -253,7 +253,7 @@ class TurnRunner:
 
     async def run(self, turn: TurnRequest, backend: Backend) -> AsyncGenerator[Event, None]:
         """Yield the beginning, the pieces of all choices, and the end of each; the same text in any grouping."""
-        begun = time.monotonic()
+        started = time.monotonic()
         async with contextlib.AsyncExitStack() as stack:
             try:
                 async with asyncio.timeout(self.limits.seconds):
@@ -265,18 +265,18 @@ class TurnRunner:
                     yield event
                 return
             try:
-                async with asyncio.timeout(self.limits.seconds - (time.monotonic() - begun)):
+                async with asyncio.timeout(self.limits.seconds - (time.monotonic() - started)):
                     weight = await self.queue.acquire(turn.client, turn.n)
             except TimeoutError:
                 raise APIError(504, "The request waited too long for the engine.", None, "timeout") from None
             except APIError:
                 self.metrics.rejected += 1
                 raise
-            self.metrics.request_queue_time.observe(time.monotonic() - begun)
+            self.metrics.request_queue_time.observe(time.monotonic() - started)
             reasons: list[str] = []
             try:
                 yield _turn_started(prepared)
-                async with contextlib.aclosing(self._generate(turn, prepared, begun)) as events:
+                async with contextlib.aclosing(self._generate(turn, prepared, started)) as events:
                     async for event in events:
                         if isinstance(event, Finish):
                             reasons.append(event.reason)
@@ -284,10 +284,10 @@ class TurnRunner:
             finally:
                 for reason in (*reasons, *["abort"] * (turn.n - len(reasons))):
                     self.metrics.finished["stop" if reason == "tool_calls" else reason] += 1
-                self.queue.release(weight, time.monotonic() - begun)
+                self.queue.release(weight, time.monotonic() - started)
 
     async def _generate(
-        self, turn: TurnRequest, prepared: PreparedTurn, begun: float
+        self, turn: TurnRequest, prepared: PreparedTurn, started: float
     ) -> AsyncGenerator[Delta | Finish, None]:
         events: asyncio.Queue[tuple[int, Sequence[SampledToken] | Generation | Exception]] = asyncio.Queue()
         tasks = [
@@ -298,7 +298,7 @@ class TurnRunner:
         last_token: float | None = None
         try:
             while replies.num_open:
-                left = self.limits.seconds - (time.monotonic() - begun)
+                left = self.limits.seconds - (time.monotonic() - started)
                 try:
                     async with asyncio.timeout(left):
                         batch = [await events.get()]
@@ -307,12 +307,12 @@ class TurnRunner:
                 while not events.empty():
                     batch.append(events.get_nowait())
                 if turn.stream:
-                    last_token = self._observe_tokens(batch, begun, last_token)
+                    last_token = self._observe_tokens(batch, started, last_token)
                 else:
-                    self._observe_whole(batch, begun)
+                    self._observe_whole(batch, started)
                 for event in replies.read(batch):
                     yield event
-            self._observe_end(replies, begun)
+            self._observe_end(replies, started)
         finally:
             self.metrics.prompt_tokens += len(prepared.ids)
             self.metrics.generation_tokens += replies.num_sampled
@@ -342,28 +342,30 @@ class TurnRunner:
         except Exception as error:
             events.put_nowait((index, error))
 
-    def _observe_tokens(self, batch: Sequence[tuple[int, Any]], begun: float, last_token: float | None) -> float | None:
+    def _observe_tokens(
+        self, batch: Sequence[tuple[int, Any]], started: float, last_token: float | None
+    ) -> float | None:
         count = sum(len(item) for _, item in batch if isinstance(item, list))
         if not count:
             return last_token
         now = time.monotonic()
         if last_token is None:
-            self.metrics.time_to_first_token.observe(now - begun)
+            self.metrics.time_to_first_token.observe(now - started)
             count -= 1
         if count:
             self.metrics.inter_token_latency.observe((now - (last_token or now)) / count, count)
         return now
 
-    def _observe_whole(self, batch: Sequence[tuple[int, Any]], begun: float) -> None:
+    def _observe_whole(self, batch: Sequence[tuple[int, Any]], started: float) -> None:
         """Observe replies that are not streamed: their tokens after the first one have the mean latency."""
         for _, item in batch:
             if isinstance(item, Generation) and item.first_token_time is not None:
-                self.metrics.time_to_first_token.observe(item.first_token_time - begun)
+                self.metrics.time_to_first_token.observe(item.first_token_time - started)
                 if (count := len(item.ids) - 1) > 0:
                     self.metrics.inter_token_latency.observe((time.monotonic() - item.first_token_time) / count, count)
 
-    def _observe_end(self, replies: _OpenChoices, begun: float) -> None:
-        self.metrics.e2e_request_latency.observe(time.monotonic() - begun)
+    def _observe_end(self, replies: _OpenChoices, started: float) -> None:
+        self.metrics.e2e_request_latency.observe(time.monotonic() - started)
         self.metrics.prompt_tokens_per_request.observe(len(replies.prepared.ids))
         self.metrics.generation_tokens_per_request.observe(replies.num_sampled)
 

@@ -317,11 +317,11 @@ def start_timing() -> None:
 
 async def timed_call(name: str, answer: Awaitable[T]) -> T:
     """Await the answer of a tool and note how long it took, also where it failed."""
-    begun = time.perf_counter()
+    started = time.perf_counter()
     try:
         return await answer
     finally:
-        _note(name, time.perf_counter() - begun)
+        _note(name, time.perf_counter() - started)
 
 
 async def timed_step(names: Sequence[str], answer: Awaitable[T]) -> T:
@@ -330,13 +330,13 @@ async def timed_step(names: Sequence[str], answer: Awaitable[T]) -> T:
     An environment that runs its tools itself, perhaps in another process, notes no calls: then the time of the step is
     that of its only call. Where there are several, none of them has a time.
     """
-    calls, begun = _calls.get(), time.perf_counter()
+    calls, started = _calls.get(), time.perf_counter()
     num_before = 0 if calls is None else len(calls)
     try:
         return await answer
     finally:
         if len(names) == 1 and calls is not None and len(calls) == num_before:
-            _note(names[0], time.perf_counter() - begun)
+            _note(names[0], time.perf_counter() - started)
 
 
 def tool_seconds() -> dict[str, tuple[float, ...]]:

@@ -137,7 +137,7 @@ class BanditSource(LogStream):
 
     async def collect(self, step: int, on_episode: OnEpisode | None = None) -> RolloutBatch:
         """One episode per reply; the replies to one prompt are a group."""
-        begun, settings, label = time.perf_counter(), self.settings, f"step-{step}/"
+        started, settings, label = time.perf_counter(), self.settings, f"step-{step}/"
         await self.policy.refresh()
         tasks = self.stream.take(settings.train_batch_size)
         async with asyncio.TaskGroup() as task_group:
@@ -156,7 +156,7 @@ class BanditSource(LogStream):
         metrics = rollout_metrics(episodes)
         metrics["rollout/dead_groups"] = 1.0 - num_with_signal / len(groups) if groups else 1.0
         metrics["bandit/matched"] = sum(e.reward > 0 for e in episodes) / len(episodes)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         return RolloutBatch(step, episodes, groups, {}, metrics, self.stream.metrics(), seconds)
 
     async def _sample_reply(self, state: LoggedState, attempt: int, label: str) -> Trajectory:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from practicum.agent import EXTERNAL, Agent, Deadlines
+from practicum.agent import Agent, Deadlines
 from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.renderer import Renderer
 from practicum.chat.response_format import read_response_format
@@ -63,6 +63,7 @@ from practicum.training.settings import (
     max_num_seqs,
     max_turns,
     model_name,
+    reply_format,
     resolve_device,
     rl_settings,
     run_folder,
@@ -233,11 +234,10 @@ def make_components(config: TrainConfig) -> RunComponents:
     files = {split: path for split, path in (("train", data.train_files), ("val", data.val_files)) if path}
     if files:
         options["files"] = files
-    format_name = "hf" if agent.agent_type == EXTERNAL else agent.agent_type
-    make_environment, reply_format = environment_maker(environment_name(config), format_name, options)
+    make_environment, format_name = environment_maker(environment_name(config), reply_format(config), options)
     environment = make_environment()
     resources = environment.run_resources(agent.deadlines.open)
-    return RunComponents(make_environment, environment, reply_format, resources)
+    return RunComponents(make_environment, environment, format_name, resources)
 
 
 def build_agent(config: TrainConfig, components: RunComponents, temperature: float, validating: bool = False) -> Agent:

@@ -138,11 +138,11 @@ def check_train(config: TrainConfig) -> list[str]:
     if config.algorithm.group_reward.name is not None:
         find_group_reward(config.algorithm.group_reward.name, config.algorithm.group_reward.weight)
     HealthMonitor(config.health)
-    begun = copy.deepcopy(config)
-    begun.trainer.experiment_name = run_folder(config).name
-    resolve_device(begun)
-    _check_tasks(begun)  # it sets agent.train_roles, as a run does before it is compared with the one in its folder
-    check_continuation(begun, run_folder(config))
+    resolved = copy.deepcopy(config)
+    resolved.trainer.experiment_name = run_folder(config).name
+    resolve_device(resolved)
+    _check_tasks(resolved)  # it sets agent.train_roles, as a run does before it is compared with the one in its folder
+    check_continuation(resolved, run_folder(config))
     warnings = [
         *missing_files("data.train_files", data.train_files),
         *missing_files("data.val_files", data.val_files),

@@ -148,7 +148,7 @@ class LoggedSource(LogStream):
 
     async def collect(self, step: int, on_episode: OnEpisode | None = None) -> RolloutBatch:
         """The next groups of the log. No episode was played, so `on_episode` is not called."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         tasks = self.stream.take(self.settings.train_batch_size)
         groups = [self.groups[task] for task in tasks]
         episodes = [episode for group in groups for episode in group]
@@ -164,7 +164,7 @@ class LoggedSource(LogStream):
             {},
             metrics,
             self.stream.metrics(),
-            time.perf_counter() - begun,
+            time.perf_counter() - started,
             [self.temperatures[task] for task in tasks],
         )
 

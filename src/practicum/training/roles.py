@@ -14,6 +14,7 @@ from practicum.models import lora
 from practicum.models.loader import Device, LoadedModel
 from practicum.policy import Judge
 from practicum.rollout_setup import check_model_names, check_role_names, local_engine, served_engine
+from practicum.training.settings import reply_format
 from practicum.training.trainable_policy import TrainablePolicy, sharing_weights
 from practicum.trajectory import derive_seed
 
@@ -88,7 +89,7 @@ def add_roles(
     """Give the policy the models of the roles that have one of their own. `base` is the model without its adapter."""
     for name, role in config.agent.roles.items():
         if role.model is not None:
-            policy.role_engines[name] = role_engine(policy, role, config.agent.agent_type, on)
+            policy.role_engines[name] = role_engine(policy, role, reply_format(config), on)
         elif role.adapter:
             assert base is not None
             settings = lora.settings_of(config.actor_rollout_ref.model)

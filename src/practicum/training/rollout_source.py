@@ -14,7 +14,7 @@ import itertools
 import json
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +27,7 @@ from practicum.chat.console import EpisodeWatcher
 from practicum.data import store
 from practicum.data.run_folder import ADVANTAGES, GROUPS, TOP, advantages_path, write_atomic
 from practicum.errors import UserError
+from practicum.evaluation.result import environment_figures
 from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment
 from practicum.task import Task
@@ -135,16 +136,16 @@ class TaskStream:
 
     def take(self, count: int) -> list[Task]:
         """The next `count` tasks, from the open levels in turn; fewer where these have fewer tasks."""
-        wanted = [0] * self.open
+        num_per_level = [0] * self.open
         left = [len(level) for level in self.levels[: self.open]]
         for draw in itertools.count():
-            if sum(wanted) == count or not any(left):
+            if sum(num_per_level) == count or not any(left):
                 break
             level = draw % self.open
             if left[level]:
                 left[level] -= 1
-                wanted[level] += 1
-        drawn = [iter(self._draw(level, count)) for level, count in enumerate(wanted)]
+                num_per_level[level] += 1
+        drawn = [iter(self._draw(level, count)) for level, count in enumerate(num_per_level)]
         return [task for row in itertools.zip_longest(*drawn) for task in row if task is not None]
 
     def _draw(self, level: int, count: int) -> list[Task]:
@@ -276,7 +277,7 @@ class OnlineSource:
 
         What they write to shared resources is visible from the next step on.
         """
-        begun, settings = time.perf_counter(), self.settings
+        started, settings = time.perf_counter(), self.settings
         episodes: list[Trajectory] = []
         accepted: TrajectoryGroups = []
         greedy_rewards: dict[str, float] = {}
@@ -314,7 +315,7 @@ class OnlineSource:
             greedy_rewards,
             metrics,
             self.stream.metrics(),
-            time.perf_counter() - begun,
+            time.perf_counter() - started,
         )
 
     async def greedy_rewards(self, tasks: Sequence[Task], label: str) -> dict[str, float]:
@@ -487,7 +488,7 @@ def repetition(ids: Sequence[int], n: int = 4) -> float:
 
 
 def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
-    """Return metrics of rewards, success, lengths, tool calls and unscored outcomes."""
+    """Return metrics of rewards, success, the environment's figures, lengths, tool calls and unscored outcomes."""
     scored = [e for e in episodes if e.scored]
     metrics = {"rollout/episodes": float(len(episodes)), **summary_stats("reward", [e.reward for e in scored])}
     if scored:
@@ -507,9 +508,8 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             **summary_stats("response_length", lengths),
         }
         external = [e for e in scored if EXTERNAL_AGENT in e.provenance]
-        if external:  # how often an agent's program changed earlier messages, or started a new conversation
-            branches = sum(bool(t.branch_reason) for e in external for t in e.turns)
-            metrics["rollout/branches/mean"] = branches / len(external)
+        if external:
+            metrics |= branch_metrics(external)
         environments = sorted({e.task.environment for e in scored})
         for name in environments if len(environments) > 1 else ():
             own = [e for e in scored if e.task.environment == name]
@@ -519,10 +519,26 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             }
         for name in sorted({component for e in scored for component in e.components}):
             metrics |= summary_stats(f"reward_part/{name}", [e.components.get(name, 0.0) for e in scored])
+        figures = [environment_figures(e) for e in scored]
+        for name in sorted(set().union(*figures)):
+            values = [own[name] for own in figures if name in own]
+            metrics[f"figure/{name}/mean"] = sum(values) / len(values)
     for outcome in Outcome:
         if not outcome.scored:
             metrics[f"outcome/{outcome.value}"] = float(sum(e.outcome is outcome for e in episodes))
     return metrics
+
+
+def branch_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
+    """How often per episode agents' programs changed earlier messages or began anew, in all and by the reason."""
+    reasons = Counter(
+        turn.branch_reason.partition(" after turn ")[0].replace(" ", "_")
+        for episode in episodes
+        for turn in episode.turns
+        if turn.branch_reason
+    )
+    by_reason = {f"rollout/branches/{reason}": count / len(episodes) for reason, count in sorted(reasons.items())}
+    return {"rollout/branches/mean": reasons.total() / len(episodes), **by_reason}
 
 
 def _reply_ids(turn: Turn) -> tuple[int, ...]:

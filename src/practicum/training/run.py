@@ -34,7 +34,7 @@ from practicum.training.rollout_source import EpisodeSaver
 from practicum.training.settings import LOSS_METRICS, RunSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.training.trainer import Trainer
-from practicum.training.validation_results import VALIDATION, write_validation
+from practicum.training.validation_results import VALIDATION, check_required_figures, write_validation
 from practicum.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -306,6 +306,8 @@ class Run:
             return validation.metrics
         if validation.result is not None and self._folder is not None:
             write_validation(self._folder, step, validation.result, validation.episodes)
+        if step == 0 and validation.result is not None:
+            check_required_figures(validation.result, self.settings.required_figures)
         metric, state = self.settings.best_metric, self.state
         value, best = validation.metrics[metric], state.best_value
         if best is None or (value < best if metric in LOSS_METRICS else value > best):

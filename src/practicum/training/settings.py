@@ -6,8 +6,10 @@ Defaults and bounds are those of the configuration's schema.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from practicum.agent import EXTERNAL, ExternalAgent
 from practicum.algorithms import kl, losses
@@ -64,6 +66,7 @@ class RunSettings:
     save_total_limit: int | None = default_of(TrainerConfig, "save_total_limit")
     test_freq: int = default_of(TrainerConfig, "test_freq")
     val_before_train: bool = default_of(TrainerConfig, "val_before_train")
+    required_figures: Mapping[str, float] = field(default_factory=dict)
     best_metric: str = default_of(TrainerConfig, "best_metric")
     early_stopping_patience: int | None = default_of(TrainerConfig, "early_stopping_patience")
     resume_mode: str = default_of(TrainerConfig, "resume_mode")
@@ -245,6 +248,11 @@ def environment_name(config: TrainConfig) -> str:
     return "search" if "google_search" in (agent.tools or ()) else "tools"
 
 
+def reply_format(config: TrainConfig) -> str:
+    """The format of replies; tool calls of an external agent are written in that of `hf`."""
+    return "hf" if config.agent.agent_type == EXTERNAL else config.agent.agent_type
+
+
 def max_reply_tokens(config: TrainConfig) -> int:
     """Tokens of one reply, at most."""
     return config.agent.max_tokens_per_turn or config.actor_rollout_ref.rollout.response_length
@@ -262,8 +270,10 @@ def external_agent(config: TrainConfig) -> ExternalAgent | None:
         return ExternalAgent(
             agent.command or "", agent.reward_from, agent.keep_system, agent.train_abandoned, agent.sandbox
         ).checked()
-    unused_values = (("command", None), ("reward_from", "environment"), ("keep_system", False), ("sandbox", False))
-    for name, unused in unused_values:
+    unused_values: dict[str, Any] = {
+        "command": None, "reward_from": "environment", "keep_system": False, "train_abandoned": False, "sandbox": False,
+    }  # fmt: skip
+    for name, unused in unused_values.items():
         if getattr(agent, name) != unused:
             raise UserError(f"agent.{name} is for external agents: set agent.agent_type=external too.")
     return None
@@ -478,6 +488,7 @@ def run_settings(config: TrainConfig, steps: int) -> RunSettings:
         save_total_limit=trainer.save_total_limit,
         test_freq=trainer.test_freq,
         val_before_train=trainer.val_before_train,
+        required_figures=trainer.required_figures,
         best_metric=trainer.best_metric,
         early_stopping_patience=trainer.early_stopping_patience,
         resume_mode=trainer.resume_mode,

@@ -54,9 +54,9 @@ class SupervisedTrainer(Trainer):
         """Do one update of the policy; returns its metrics."""
 
     async def step(self, step: int) -> StepResult:
-        begun, flops = time.perf_counter(), self.policy.learner.model_flops
+        started, flops = time.perf_counter(), self.policy.learner.model_flops
         metrics = self.update(step)
-        seconds = time.perf_counter() - begun
+        seconds = time.perf_counter() - started
         return StepResult(metrics | {"timing/update": seconds} | utilisation([self.policy.learner], flops, seconds))
 
     def state(self) -> dict[str, Any]:

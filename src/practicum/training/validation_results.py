@@ -9,13 +9,13 @@ import contextlib
 import json
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from practicum.data.run_folder import write_atomic
 from practicum.data.store import write_episode
-from practicum.errors import UserError
+from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.compare import Comparison, compare_pair
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.trajectory import Trajectory
@@ -42,6 +42,24 @@ def write_validation(folder: Path, step: int, result: EvalResult, episodes: Sequ
     timeless = replace(result, attempts=tuple(replace(attempt, seconds=None) for attempt in result.attempts))
     text = json.dumps(timeless.record(), ensure_ascii=False, allow_nan=False)
     write_atomic(folder / VALIDATION / f"step_{step}.jsonl", (text + "\n").encode("utf-8", "backslashreplace"))
+
+
+def check_required_figures(result: EvalResult, required: Mapping[str, float]) -> None:
+    """Raise UserError where the mean of a figure of the environment is below what training needs to begin."""
+    metrics = result.metrics()
+    for name, minimum in required.items():
+        mean = metrics.get(f"figure/{name}")
+        if mean is None:
+            known = result.env_metric_names
+            raise UserError(
+                f"trainer.required_figures.{name}: the environment has no figure '{name}'.{did_you_mean(name, known)}"
+            )
+        if mean < minimum:
+            raise UserError(
+                f"The validation before training has a mean '{name}' of {mean:.2f} over {len(result.scored)} episodes "
+                f"and needs {minimum:g} (trainer.required_figures.{name}): start from a model that was fine-tuned on "
+                "demonstrations, or train without this requirement."
+            )
 
 
 def validation_files(folder: Path) -> dict[int, Path]:

@@ -187,6 +187,15 @@ def use_colour(stream: TextIO) -> bool:
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
+VERDICT_COLOURS = {"better": "32", "worse": "31"}
+
+
+def coloured(text: str, verdict: str) -> str:
+    """A text for stdout, in green for `better` and in red for `worse` where the terminal shows colours."""
+    code = VERDICT_COLOURS.get(verdict)
+    return f"\x1b[{code}m{text}\x1b[0m" if code is not None and use_colour(sys.stdout) else text
+
+
 def text_width(stream: TextIO) -> int:
     """Columns of the terminal, or of plain text elsewhere."""
     return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns if stream.isatty() else PLAIN_WIDTH
@@ -208,6 +217,12 @@ def fit(text: str, stream: TextIO, indent: str = "    ") -> str:
     return "\n".join("\n".join(wrap(line, stream, indent)) for line in text.split("\n"))
 
 
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Print a text at once, with lines that fit where the stream (stdout) is a terminal."""
+    stream = stream or sys.stdout
+    print(fit(text, stream), file=stream, flush=True)
+
+
 UNBREAKABLE = re.compile(r"\[[^\[\]\s]+, [^\[\]\s]+\]|\d %")
 """An interval or a share, which is read as one word."""
 NO_BREAK_SPACE = "\u00a0"
@@ -215,8 +230,8 @@ NO_BREAK_SPACE = "\u00a0"
 
 def wrap(text: str, stream: TextIO, indent: str = "") -> list[str]:
     """The lines of a text that fit the stream's width, broken between words; those after the first are indented."""
-    whole = UNBREAKABLE.sub(lambda match: match[0].replace(" ", NO_BREAK_SPACE), text)
+    text_line = UNBREAKABLE.sub(lambda match: match[0].replace(" ", NO_BREAK_SPACE), text)
     lines = textwrap.wrap(
-        whole, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        text_line, text_width(stream), subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )
     return [line.replace(NO_BREAK_SPACE, " ") for line in lines]

@@ -56,9 +56,9 @@ class Simulation:
         pool = self.kv_cache.pool
         self.kv_cache.send_table()
         pages = {
-            pool.offset((number, index)): chunk[index, 0, :, 0, :, 0]
+            pool.offset((number, index)): chunk[0, index, :, 0, :, 0]
             for number, chunk in enumerate(pool.chunks)
-            for index in range(len(chunk))
+            for index in range(chunk.shape[1])
         }
         return [pages[offset] for offset in self.kv_cache.table[slot].tolist()]
 
@@ -83,7 +83,7 @@ class Simulation:
         self.check()
 
     def decode(self, one: RunningRequest, ids: Sequence[int]) -> bool:
-        """Whether there was room for so many tokens of one request."""
+        """Whether there was room for this many tokens of one request."""
         if not self.kv_cache.reserve_steps(self.running, 4):
             return False
         for other in self.running:
@@ -118,7 +118,7 @@ class Simulation:
             assert torch.equal(self.keys(one.slot, len(expected)), expected)
         held = {id(page) for one in self.running for page in self.kv_cache.extract(one.slot, CONTEXT)}
         for entry in self.prefixes:
-            found = torch.cat([pool.chunks[page.location[0]][page.location[1], 0, 0, 0, :, 0] for page in entry.kv])
+            found = torch.cat([pool.chunks[page.location[0]][0, page.location[1], 0, 0, :, 0] for page in entry.kv])
             assert torch.equal(found[: len(entry.ids)], keys_of(entry.ids))
             assert len(entry.kv) == num_pages(len(entry.ids))
             held |= {id(page) for page in entry.kv}
@@ -132,7 +132,7 @@ class Simulation:
 
 @pytest.fixture
 def sim(monkeypatch: pytest.MonkeyPatch) -> Simulation:
-    monkeypatch.setattr(cuda_kv_cache, "MIN_CHUNK_BYTES", 1)  # many chunks
+    monkeypatch.setattr(cuda_kv_cache, "CHUNK_BYTES", 1)  # many chunks
     return Simulation(1 << 20)
 
 
@@ -176,7 +176,7 @@ def test_memory_grows_with_tokens_and_chunks_stay_where_they_are(sim: Simulation
 
 
 def test_cached_prefixes_give_way_to_requests_and_requests_to_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_kv_cache, "MIN_CHUNK_BYTES", 1)
+    monkeypatch.setattr(cuda_kv_cache, "CHUNK_BYTES", 1)
     sim = Simulation(1 << 20, max_pages=8)
     turns = [sim.request([number, *STEM], f"s{number}") for number in range(3)]
     sim.start(*turns)
@@ -206,7 +206,7 @@ def test_cached_prefixes_give_way_to_requests_and_requests_to_the_bound(monkeypa
 
 
 def test_one_request_alone_may_exceed_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_kv_cache, "MIN_CHUNK_BYTES", 1)
+    monkeypatch.setattr(cuda_kv_cache, "CHUNK_BYTES", 1)
     sim = Simulation(1 << 20, max_pages=1)
     one = sim.request(range(3 * PAGE_TOKENS), max_new_tokens=200)
     assert sim.kv_cache.can_admit([], [], one, 4)
@@ -217,22 +217,60 @@ def test_one_request_alone_may_exceed_the_bound(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_device_without_memory_is_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_kv_cache, "MIN_CHUNK_BYTES", 1)
+    monkeypatch.setattr(cuda_kv_cache, "CHUNK_BYTES", 1)
     sim = Simulation(1 << 20)
-    add_chunk = cuda_kv_cache.PagePool.add_chunk
+    allocate_chunk = cuda_kv_cache.PagePool.allocate_chunk
 
-    def limited(pool: cuda_kv_cache.PagePool, count: int) -> None:
-        if pool.size + count > 6:
+    def limited(pool: cuda_kv_cache.PagePool) -> Tensor:
+        if pool.size + pool.pages_per_chunk > 6:
             raise torch.OutOfMemoryError
-        add_chunk(pool, count)
+        return allocate_chunk(pool)
 
-    monkeypatch.setattr(cuda_kv_cache.PagePool, "add_chunk", limited)
+    monkeypatch.setattr(cuda_kv_cache.PagePool, "allocate_chunk", limited)
     sim.start(sim.request(range(2 * PAGE_TOKENS)), sim.request(range(9, 9 + 2 * PAGE_TOKENS)))
     while sim.decode(sim.running[0], [1, 2, 3, 4]):
         pass
     assert sim.kv_cache.pool.out_of_memory
     assert sim.kv_cache.pool.size <= 6
     sim.check()
+
+
+@pytest.mark.parametrize(("chunk_pages", "bound"), [(1, 9), (4, 9), (4, 21), (100, 9), (100, 2)])
+def test_chunks_fill_a_bound_and_do_not_exceed_it(
+    chunk_pages: int, bound: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for a request alone; and the parts of a page in two layers are equally far apart in every chunk."""
+    shape = Shape(layers=3, heads=1, kv_heads=2, head_size=8, hidden=8, vocabulary=1, context=CONTEXT)
+    pool = cuda_kv_cache.PagePool(shape, torch.float32, torch.device("cpu"))
+    monkeypatch.setattr(cuda_kv_cache, "CHUNK_BYTES", chunk_pages * pool.page_bytes)
+    while pool.grow(1, bound - pool.size):
+        assert pool.size <= bound
+    assert pool.size > bound - len(pool.chunks) - (bound % max(1, len(pool.chunks)))
+    assert len(pool.free) == len(set(pool.free)) == pool.size
+    assert sum(chunk.nbytes for chunk in pool.chunks) == pool.size * pool.page_bytes
+    assert pool.grow(1, None)
+    for number, chunk in enumerate(pool.chunks):
+        for index in range(pool.pages_per_chunk):
+            distance = pool.offset((number, index)) * 16 * 4
+            for layer in range(3):
+                address = pool.chunks[0][layer, 0].data_ptr() + distance
+                assert address == chunk[layer, index].data_ptr()
+
+
+def test_a_device_that_has_little_memory_gets_a_small_first_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    allocate_chunk = cuda_kv_cache.PagePool.allocate_chunk
+
+    def limited(pool: cuda_kv_cache.PagePool) -> Tensor:
+        if pool.pages_per_chunk > 5:
+            raise torch.OutOfMemoryError
+        return allocate_chunk(pool)
+
+    monkeypatch.setattr(cuda_kv_cache.PagePool, "allocate_chunk", limited)
+    shape = Shape(layers=1, heads=1, kv_heads=1, head_size=1, hidden=1, vocabulary=1, context=CONTEXT)
+    pool = cuda_kv_cache.PagePool(shape, torch.float32, torch.device("cpu"))
+    assert pool.grow(1, 31)
+    assert 2 < pool.size <= 5
+    assert not pool.out_of_memory
 
 
 def test_pages_are_free_again_after_a_session_an_adapter_or_a_version_ends(sim: Simulation) -> None:
@@ -278,7 +316,7 @@ def test_a_cache_of_zero_bytes_keeps_nothing() -> None:
 @pytest.mark.parametrize("seed", range(12))
 def test_random_operations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    monkeypatch.setattr(cuda_kv_cache, "MIN_CHUNK_BYTES", rng.choice([1, 2048]))
+    monkeypatch.setattr(cuda_kv_cache, "CHUNK_BYTES", rng.choice([1, 2048]))
     sim = Simulation(rng.choice([1, 6000, 1 << 20]), rng.choice([None, 12, 20]))
     histories = {f"s{number}": [*STEM[: rng.choice([4, 60, 90])], number] for number in range(rng.choice([4, 9]))}
     reused = 0

@@ -28,7 +28,7 @@ from transformers import (
 from practicum.chat.grammar import TokenMasks
 from practicum.chat.renderer import Renderer
 from practicum.chat.sampling_mask import KeptTokens, decode_kept
-from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.base import MAX_TOP_LOGPROBS, Generation, Request, Sampling
 from practicum.engines.local.cuda_kv_cache import CudaKVCache
 from practicum.engines.local.engine import LocalEngine
 from practicum.environment import Observation
@@ -247,6 +247,34 @@ def test_joint_reads_of_a_shared_prefix_change_no_reply(renderer: Renderer, monk
         assert any(joint for *_, joint in engine.runner.captured) == (joint_bytes == 0)
     alone, joint = ([(reply.ids, reply.logprobs) for reply in replies] for replies in found)
     assert joint == alone
+
+
+def test_the_most_likely_tokens_change_no_reply_and_are_the_cpus(renderer: Renderer) -> None:
+    """Of filtered, greedy and plain requests and of one with a response format, beside some that do not ask."""
+    model = build_model("llama")
+    plain = requests(60)
+    plain += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in plain[:12]]
+    plain += [replace(plain[5], response_format={"type": "choice", "choice": ["x", "yz"]}, session="")]
+    counts = (3, 0, MAX_TOP_LOGPROBS, 1)
+    asked = [replace(one, top_logprobs=counts[number % 4]) for number, one in enumerate(plain)]
+    on_cpu = generate(LocalEngine(Decoder(copy.deepcopy(model)), renderer, max_batch=48), asked)
+    for dtype, limit in ((torch.float32, 1e-2), (torch.bfloat16, None)):
+        decoder = Decoder(copy.deepcopy(model).to("cuda", dtype))
+        quiet, replies = (generate(LocalEngine(decoder, renderer, max_batch=48), batch) for batch in (plain, asked))
+        assert [(one.ids, one.logprobs) for one in replies] == [(one.ids, one.logprobs) for one in quiet]
+        num_compared = 0
+        for request, mine, other in zip(asked, replies, on_cpu, strict=True):
+            assert len(mine.top_logprobs) == (len(mine.ids) if request.top_logprobs else 0)
+            for token, logprob, top in zip(mine.ids, mine.logprobs or (), mine.top_logprobs, strict=False):
+                values = [value for _, value in top]
+                assert 0 < len(top) <= request.top_logprobs
+                assert values == sorted(values, reverse=True)
+                assert dict(top).get(token, logprob) == pytest.approx(logprob, abs=1e-3)
+            if limit is not None and mine.ids == other.ids:
+                num_compared += len(mine.top_logprobs)
+                for own, known in zip(mine.top_logprobs, other.top_logprobs, strict=True):
+                    assert [value for _, value in own] == pytest.approx([value for _, value in known], abs=limit)
+        assert limit is None or num_compared > 200
 
 
 @pytest.mark.parametrize("sessions", [12, 40])

@@ -417,6 +417,36 @@ def test_a_cancelled_request_is_not_grouped_with_others_after_new_weights(
     assert new.hashes
 
 
+def test_requests_that_come_together_decode_together(
+    model: LlamaForCausalLM, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An idle GPU computes the prompts of all of them first, however many passes that takes: a step that only a part
+    of them takes reads all weights too. On a CPU others would decode between two passes."""
+    monkeypatch.setattr("practicum.engines.local.engine.EARLY_PREFILL_REQUESTS", 8)
+    monkeypatch.setattr("practicum.engines.local.engine.BATCH_WAIT_SECONDS", 0.3)
+
+    class AsynchronousRunner(CpuRunner):
+        asynchronous = True
+
+    endless = Renderer(renderer.tokenizer)
+    endless.end_ids = ()
+    asked = [request(range(10 + number, 40 + number), max_tokens=6, seed=number) for number in range(32)]
+    engine = LocalEngine(
+        Decoder(model), endless, max_batch=32, prefill_tokens=90, cache_bytes=0, runner=AsynchronousRunner
+    )
+
+    async def run() -> list[Generation]:
+        first = [asyncio.create_task(engine.generate(one)) for one in asked[:10]]
+        while not engine.num_running:
+            await asyncio.sleep(0.01)
+        found = await asyncio.gather(*first, *map(engine.generate, asked[10:]))
+        await engine.close()
+        return found
+
+    assert [len(reply.ids) for reply in asyncio.run(run())] == [6] * 32
+    assert engine.stats.decode_steps == 6
+
+
 @pytest.mark.parametrize(
     ("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.6, 5, 1.0), (0.0, 0, 1.0), (1.3, 0, 0.8)]
 )

@@ -50,7 +50,7 @@ class ByLength(MathEnvironment):
 
 @dataclass
 class Bench:
-    """A run on a real server, and the loop it lives in."""
+    """A run on a real server, and the event loop that it uses."""
 
     run: Run
     runner: asyncio.Runner

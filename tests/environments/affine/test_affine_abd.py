@@ -132,8 +132,8 @@ def test_the_answer_is_not_in_the_prompt() -> None:
 
 def test_splits_share_no_program_and_ids_are_stable() -> None:
     world = AbdEnvironment(levels=[1, 2])
-    found = {split: [t for seed in range(3) for t in world.tasks(split, 100, seed)] for split in SPLITS}
-    programs = {split: {t.fields["program"] for t in tasks} for split, tasks in found.items()}
+    results = {split: [t for seed in range(3) for t in world.tasks(split, 100, seed)] for split in SPLITS}
+    programs = {split: {t.fields["program"] for t in tasks} for split, tasks in results.items()}
     assert not programs["train"] & programs["val"]
     assert not programs["train"] & programs["test"]
     assert not programs["val"] & programs["test"]

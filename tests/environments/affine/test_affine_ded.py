@@ -201,11 +201,11 @@ def test_hidden_tests_are_not_in_the_prompt() -> None:
 
 def test_splits_share_no_problem_and_ids_are_stable() -> None:
     world = DedEnvironment()
-    found = {split: [t for seed in range(3) for t in world.tasks(split, 100, seed)] for split in SPLITS}
-    asked = {s: {t.fields["question"].partition("\n")[0] for t in tasks} for s, tasks in found.items()}
-    assert not asked["train"] & asked["val"]
-    assert not asked["train"] & asked["test"]
-    assert not asked["val"] & asked["test"]
+    results = {split: [t for seed in range(3) for t in world.tasks(split, 100, seed)] for split in SPLITS}
+    requests = {s: {t.fields["question"].partition("\n")[0] for t in tasks} for s, tasks in results.items()}
+    assert not requests["train"] & requests["val"]
+    assert not requests["train"] & requests["test"]
+    assert not requests["val"] & requests["test"]
     assert [task.id for task in DedEnvironment().tasks("test", 2)] == IDS
 
 

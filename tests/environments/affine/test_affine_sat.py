@@ -176,12 +176,12 @@ def brute_force(clauses: list[tuple[int, ...]], n: int) -> bool:
 @given(st.integers(2, 6), st.integers(1, 3), st.integers(1, 40), st.integers(0, 2**32))
 def test_checker_solver_and_brute_force_agree(n: int, k: int, count: int, seed: int) -> None:
     clauses = uniform(random.Random(seed), n, min(k, n), count)
-    found = solve(clauses, n)
-    assert (found is not None) == brute_force(clauses, n)
-    if found is not None:
-        assert all(satisfies_clause(clause, found) for clause in clauses)
-        assert read_answer(write_answer(found)) == found
-        assert steps(SatEnvironment(), task_of([list(c) for c in clauses]), write_answer(found))[0].success
+    result = solve(clauses, n)
+    assert (result is not None) == brute_force(clauses, n)
+    if result is not None:
+        assert all(satisfies_clause(clause, result) for clause in clauses)
+        assert read_answer(write_answer(result)) == result
+        assert steps(SatEnvironment(), task_of([list(c) for c in clauses]), write_answer(result))[0].success
 
 
 @settings(max_examples=100, deadline=None)
@@ -202,15 +202,15 @@ def test_no_reply_raises(text: str) -> None:
 
 def test_splits_are_disjoint_and_ids_stable() -> None:
     world = SatEnvironment(levels=[1, 3])
-    found = {split: [t for seed in range(3) for t in world.tasks(split, 40, seed)] for split in SPLITS}
+    results = {split: [t for seed in range(3) for t in world.tasks(split, 40, seed)] for split in SPLITS}
     keys = {
         split: {str(sorted(sorted(c) for c in task.fields["clauses"])) for task in tasks}
-        for split, tasks in found.items()
+        for split, tasks in results.items()
     }
     assert not keys["train"] & keys["val"]
     assert not keys["train"] & keys["test"]
     assert not keys["val"] & keys["test"]
-    assert [t.fields["level"] for t in found["val"][:4]] == [1, 3, 1, 3]
+    assert [t.fields["level"] for t in results["val"][:4]] == [1, 3, 1, 3]
     assert [task.id for task in SatEnvironment().tasks("test", 2)] == [
         "affine-sat-e79279ecb9da36ae", "affine-sat-641f33bf24ff5e1a",
     ]  # fmt: skip

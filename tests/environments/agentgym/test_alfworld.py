@@ -55,8 +55,8 @@ def play(environment: AlfWorld, task: Task, policy: ScriptedPolicy, limit: int =
 
 
 def say(environment: AlfWorld, number: int, commands: list[str]) -> list[Step]:
-    said = iter(commands)
-    return play(environment, made_task(number), lambda observation: Action(content=next(said)), len(commands))
+    output = iter(commands)
+    return play(environment, made_task(number), lambda observation: Action(content=next(output)), len(commands))
 
 
 STOCK = """
@@ -124,10 +124,10 @@ def test_transcripts_are_the_stock_packages() -> None:
         capture_output=True, env={**os.environ, "PYTHONHASHSEED": "0"}, check=False,
     )  # fmt: skip
     assert process.returncode == 0, process.stderr
-    told = json.loads(process.stdout.splitlines()[-1])
-    assert told["same"]
-    assert told["steps"] > 25
-    assert told["won"][2:] == [True] * 2
+    output = json.loads(process.stdout.splitlines()[-1])
+    assert output["same"]
+    assert output["steps"] > 25
+    assert output["won"][2:] == [True] * 2
 
 
 def test_games_of_some_kinds() -> None:
@@ -165,11 +165,11 @@ def test_the_bracket_grammar_and_the_papers_shorthand() -> None:
     assert verbs == ["go", "take", "go", "clean", "go", "move"]
     assert sum(step.reward for step in plan) == pytest.approx(2.0)
     thing = next(c for c in pool_of(2).ask("plan", game=2, expert="walkthrough") if c.startswith("take")).split()[1]
-    said = iter(world.write(c) for c in pool_of(2).ask("plan", game=2, expert="walkthrough"))
+    output = iter(world.write(c) for c in pool_of(2).ask("plan", game=2, expert="walkthrough"))
     short = {"take": f"take[{thing}]", "clean": f"clean[{thing}]"}
 
     def brief(observation: object) -> Action:
-        command = next(said)
+        command = next(output)
         return Action(content=short.get(command.partition("[")[0], command))
 
     steps = play(AlfWorld(grammar="bracket"), task, brief)
@@ -250,9 +250,9 @@ def test_a_plan_needs_little_of_a_problem() -> None:
 
 def test_splits_are_disjoint_and_ids_stable() -> None:
     world = AlfWorld()
-    found = {split: {task.id for task in world.tasks(split, 60)} for split in SPLITS}
-    assert all(len(ids) == 60 for ids in found.values())
-    assert len(set.union(*found.values())) == 180
+    results = {split: {task.id for task in world.tasks(split, 60)} for split in SPLITS}
+    assert all(len(ids) == 60 for ids in results.values())
+    assert len(set.union(*results.values())) == 180
     assert world.tasks("train", 3)[1] == world.tasks("train", 60)[1]
     assert world.tasks("train", 60, seed=1) != world.tasks("train", 60)
     assert len({task.id for task in world.tasks("test", 1000)}) == 1000  # beyond the first round come new games
@@ -271,12 +271,12 @@ def test_the_same_task_is_the_same_episode_in_two_processes() -> None:
         world = AlfWorld()
         observation = await world.reset(made_task(4), 0)
         policy = world.random(made_task(4), 3)
-        told = [observation.messages[-1].content]
+        messages = [observation.messages[-1].content]
         for _ in range(15):
             step = await world.step(policy(observation))
             observation = step.observation
-            told.append(observation.messages[-1].content)
-        return told
+            messages.append(observation.messages[-1].content)
+        return messages
 
     first = asyncio.run(transcript())
     close_pools()
@@ -310,13 +310,13 @@ def test_alfworlds_own_files_are_played(tmp_path: Path) -> None:
     program += "data = h.load(2); data['walkthrough'] = json.loads(sys.argv_plan); json.dump(data, sys.stdout)"
     plan = pool_of(2).ask("plan", game=2, expert="walkthrough")
     program = program.replace("sys.argv_plan", repr(json.dumps(plan)))
-    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    data = json.loads(made.stdout)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    data = json.loads(result.stdout)
     del data["plan"]
     for folder, name in (("train", "a"), ("train", "b"), ("valid_seen", "c"), ("train", "d-movable")):
-        place = tmp_path / folder / f"pick_clean_then_place_in_recep-{name}" / "trial"
-        place.mkdir(parents=True)
-        (place / "game.tw-pddl").write_text(json.dumps({**data, "solvable": True}))
+        location = tmp_path / folder / f"pick_clean_then_place_in_recep-{name}" / "trial"
+        location.mkdir(parents=True)
+        (location / "game.tw-pddl").write_text(json.dumps({**data, "solvable": True}))
     world = AlfWorld(games=str(tmp_path))
     tasks = world.tasks("train", 4)
     assert len({task.id for task in tasks}) == 2
@@ -347,9 +347,9 @@ def test_agentgyms_lists_number_alfworlds_own_files(tmp_path: Path) -> None:
         (tmp_path / file).write_text(json.dumps(rows))
     for folder in ("train", "valid_train", "valid_seen"):
         for name in "abxyz":
-            place = tmp_path / folder / f"pick_and_place_simple-{name}" / f"trial_{name}"
-            place.mkdir(parents=True)
-            (place / "game.tw-pddl").write_text("{}")
+            location = tmp_path / folder / f"pick_and_place_simple-{name}" / f"trial_{name}"
+            location.mkdir(parents=True)
+            (location / "game.tw-pddl").write_text("{}")
     world = AlfWorld(games=str(tmp_path), mappings=str(tmp_path))
     files = [str(world.task_at(index).fields["file"]) for index in range(5)]
     assert [file.rpartition("trial_")[2][0] for file in files] == ["b", "a", "z", "y", "x"]
@@ -379,11 +379,11 @@ class Household:
         self.clean = False
 
     def observation(self) -> Observation:
-        legal = [f"go to {place}" for place in self.furniture if place != self.at] + ["look"]
+        legal = [f"go to {folder}" for folder in self.furniture if folder != self.at] + ["look"]
         if self.at in self.closed:
             legal.append(f"open {self.at}")
         elif self.at and not self.held:
-            legal += [f"take {name} from {self.at}" for name, place in self.things.items() if place == self.at]
+            legal += [f"take {name} from {self.at}" for name, folder in self.things.items() if folder == self.at]
         elif self.at:
             legal.append(f"move {self.held} to {self.at}")
         if self.held and self.at == "sinkbasin 1":

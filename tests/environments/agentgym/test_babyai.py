@@ -69,9 +69,9 @@ def test_golden_transcript() -> None:
             ("turn left", "There is a red ball 1 4 steps ahead and 3 steps to your right.", 0, True),
             ("go to red ball 1", "The goal is reached.", 1.0, True),
         ]
-        for command, said, reward, valid in expected:
+        for command, text, reward, valid in expected:
             step = await world.step(Action(content=command))
-            assert said in step.observation.messages[0].content
+            assert text in step.observation.messages[0].content
             assert (step.reward, step.info["valid"]) == (reward, valid)
         assert step.terminated
         assert step.success
@@ -153,13 +153,13 @@ def test_doors_keys_and_hands() -> None:
     )
     world = BabyAI(actions=False)
     tried = ("drop", "pick up purple key 1", "go through purple locked door 1", "go to purple locked door 1")
-    said = texts(steps(world, task, *commands[:4], "pick up purple key 1", "turn right", *tried, "drop"))
-    assert said[4] == "You see no purple key 1."
-    assert "You carry a purple key." in said[5]
-    assert "There is a purple key 1 straight ahead, 1 step away." in said[6]
-    assert "You carry a purple key." in said[7]
-    assert said[8] == "You cannot go through purple locked door 1: toggle it first."
-    assert said[10] == "You cannot drop it here: there is a door in front of you."
+    text = texts(steps(world, task, *commands[:4], "pick up purple key 1", "turn right", *tried, "drop"))
+    assert text[4] == "You see no purple key 1."
+    assert "You carry a purple key." in text[5]
+    assert "There is a purple key 1 straight ahead, 1 step away." in text[6]
+    assert "You carry a purple key." in text[7]
+    assert text[8] == "You cannot go through purple locked door 1: toggle it first."
+    assert text[10] == "You cannot drop it here: there is a door in front of you."
     bare = steps(world, task, *commands[:3], "turn right", "toggle and go through purple locked door 1")
     assert texts(bare)[-1] == "You cannot open purple locked door 1: you do not carry a purple key."
 
@@ -182,8 +182,8 @@ def test_pickup_is_spelt_both_ways_and_brackets_may_leave_the_number_out() -> No
 
 def _seen_at_once(task: Task) -> str:
     world = make_world(task.fields["level"], task.fields["seed"])
-    wanted = [c for c in legal_commands(world, look(world)) if c.startswith("pick up")]
-    return wanted[0].removeprefix("pick up ").rpartition(" ")[0] if wanted else ""
+    target = [c for c in legal_commands(world, look(world)) if c.startswith("pick up")]
+    return target[0].removeprefix("pick up ").rpartition(" ")[0] if target else ""
 
 
 @pytest.mark.parametrize("grammar", ["agentgym", "bracket"])
@@ -261,10 +261,10 @@ def test_tasks_are_agentgyms_and_splits_share_no_world() -> None:
     small = BabyAI(levels=["GoToRedBallNoDists"])
     worlds = {}
     for split in SPLITS:
-        found = [fingerprint(task.fields["level"], task.fields["seed"]) for task in small.tasks(split, 60)]
-        assert len(set(found)) == 60, "no world twice"
-        assert {split_of(name) for name in found} == {split}
-        worlds[split] = set(found)
+        results = [fingerprint(task.fields["level"], task.fields["seed"]) for task in small.tasks(split, 60)]
+        assert len(set(results)) == 60, "no world twice"
+        assert {split_of(name) for name in results} == {split}
+        worlds[split] = set(results)
     assert not worlds["train"] & worlds["val"]
     assert not worlds["train"] & worlds["test"]
     assert small.tasks("train", 10, seed=1) != small.tasks("train", 10)
@@ -290,12 +290,12 @@ def test_levels_by_name_and_number_and_a_short_view() -> None:
 
 
 def test_wrong_settings_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    for options, said in (
+    for options, text in (
         ({"levels": ["GoToRedBal"]}, "Did you mean 'GoToRedBall'"),
         ({"levels": [41]}, "numbered from 1 to 40"),
         ({"observation": "tiny"}, "no observation 'tiny'"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=text):
             BabyAI(**options)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="needs a 'level'"):
         asyncio.run(BabyAI().reset(Task("t", BabyAI.name, "train", {"level": 3}), 0))
@@ -329,12 +329,12 @@ asyncio.run(main())
 
 
 def test_two_processes_with_other_hash_seeds_tell_the_same_story() -> None:
-    said = []
+    messages = []
     for seed in ("1", "4242"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
         )
-        said.append(done.stdout.strip())
-    assert said[0] == said[1]
-    assert len(said[0]) == 16, "nothing but the hash is printed: rejected worlds are not announced"
+        messages.append(done.stdout.strip())
+    assert messages[0] == messages[1]
+    assert len(messages[0]) == 16, "nothing but the hash is printed: rejected worlds are not announced"

@@ -109,10 +109,10 @@ def test_the_prompt_in_both_protocols() -> None:
         assert observation.legal == ("open door",)
         return [(message.role, message.content) for message in observation.messages]
 
-    told = "Light the lamp. Commands: open door | light lamp | look\nReply with a line 'Thought: ...'"
+    output = "Light the lamp. Commands: open door | light lamp | look\nReply with a line 'Thought: ...'"
     system, user = asyncio.run(prompt(Lamp()))
     assert system[0] == "system"
-    assert system[1].startswith(told)
+    assert system[1].startswith(output)
     assert user == ("user", "A door.")
     human, agreed, first = asyncio.run(prompt(Lamp(protocol="agentgym")))
     assert human == ("user", system[1])
@@ -132,8 +132,8 @@ def test_agentgyms_own_instruction_is_taken_from_a_file(tmp_path: Path) -> None:
     data, text = tmp_path / "lamp_train.json", tmp_path / "prompt.txt"
     data.write_text(json.dumps(rows))
     text.write_text("My words.\n")
-    told = asyncio.run(prompt(Lamp(protocol="agentgym", instruction=str(data))))
-    assert told == [("user", "Their words. {usage}"), ("assistant", "As you say."), ("user", "A door.")]
+    output = asyncio.run(prompt(Lamp(protocol="agentgym", instruction=str(data))))
+    assert output == [("user", "Their words. {usage}"), ("assistant", "As you say."), ("user", "A door.")]
     assert asyncio.run(prompt(Lamp(instruction=str(text)))) == [("system", "My words."), ("user", "A door.")]
     with pytest.raises(UserError, match="cannot be read: No such file"):
         Lamp(instruction=str(tmp_path / "none.txt"))
@@ -155,12 +155,12 @@ def test_tool_calls_and_truncation() -> None:
 
 
 def test_wrong_settings_are_named() -> None:
-    for options, said in (
+    for options, output in (
         ({"grammar": "brackets"}, "lamp has no grammar 'brackets'. Did you mean 'bracket'"),
         ({"reward": "dense"}, "lamp has no reward 'dense'"),
         ({"protocol": "http"}, "lamp has no protocol 'http'"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=output):
             Lamp(**options)
     with pytest.raises(UserError, match="no split 'dev'"):
         Lamp().check_split("dev")

@@ -64,54 +64,54 @@ class Client:
 
     def step(self, reply: str) -> Said:
         """A reply of the form `Thought:\\n…\\n\\nAction:\\n…`."""
-        told = self.post("step", {"action": reply.split("Action:")[-1].strip()})
-        self.info = {name: told[name] for name in ("observation", "reward", "score", "done")}
-        return told["observation"], told["score"], told["done"]
+        response = self.post("step", {"action": reply.split("Action:")[-1].strip()})
+        self.info = {name: response[name] for name in ("observation", "reward", "score", "done")}
+        return response["observation"], response["score"], response["done"]
 
 
 class BabyAIClient(Client):
     def reset(self, index: int) -> None:
-        told = self.post("reset", {"data_idx": index})
-        self.info = {name: told[name] for name in ("observation", "reward", "score", "done")}
+        response = self.post("reset", {"data_idx": index})
+        self.info = {name: response[name] for name in ("observation", "reward", "score", "done")}
 
 
 class SciWorldClient(Client):
     def reset(self, index: int) -> None:
-        told = self.post("reset", {"data_idx": index})
-        self.info = {"observation": told["task_description"] + "\n" + told["observation"], "done": False}
+        response = self.post("reset", {"data_idx": index})
+        self.info = {"observation": response["task_description"] + "\n" + response["observation"], "done": False}
 
 
 class TextCraftClient(Client):
     def create(self) -> int:
         about = {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None}
-        told = requests.post(f"{self.base}/create", json=about, timeout=100).json()
-        self.first = str(told["observation"])
-        return int(told["id"])
+        response = requests.post(f"{self.base}/create", json=about, timeout=100).json()
+        self.first = str(response["observation"])
+        return int(response["id"])
 
     def reset(self, index: int) -> None:
         assert self.first.startswith("Crafting commands:")
-        told = self.post("reset", {"data_idx": index})
-        self.info = {"observation": told["observation"], "reward": 0, "done": False}
+        response = self.post("reset", {"data_idx": index})
+        self.info = {"observation": response["observation"], "reward": 0, "done": False}
 
     def step(self, reply: str) -> Said:
         (action,) = re.findall(r"Action:\s*(.*?)(?=\n|$)", reply, re.DOTALL)
-        told = self.post("step", {"action": " ".join(re.sub(r"[^A-Za-z0-9, ]+", "", action).split())})
-        self.info = {name: told[name] for name in ("observation", "reward", "done")}
-        return told["observation"], told["reward"], told["done"]
+        response = self.post("step", {"action": " ".join(re.sub(r"[^A-Za-z0-9, ]+", "", action).split())})
+        self.info = {name: response[name] for name in ("observation", "reward", "done")}
+        return response["observation"], response["reward"], response["done"]
 
 
 class AlfWorldClient(Client):
     def reset(self, index: int) -> None:
-        told = self.post("reset", {"game": index, "world_type": "Text"})
-        self.info = {"observation": told["observation"], "available_actions": told["available_actions"]}
+        response = self.post("reset", {"game": index, "world_type": "Text"})
+        self.info = {"observation": response["observation"], "available_actions": response["available_actions"]}
 
     def observe(self) -> str:
         return f"{self.info['observation']}\nAVAILABLE ACTIONS: {','.join(self.info['available_actions'])}"
 
     def step(self, reply: str) -> Said:
-        told = self.post("step", {"action": reply.rsplit("Action:", 1)[1].strip()})
-        self.info = {name: told[name] for name in ("observation", "available_actions", "reward", "done")}
-        return told["observation"], told["reward"], told["done"]
+        response = self.post("step", {"action": reply.rsplit("Action:", 1)[1].strip()})
+        self.info = {name: response[name] for name in ("observation", "available_actions", "reward", "done")}
+        return response["observation"], response["reward"], response["done"]
 
 
 class WebShopClient(Client):
@@ -121,23 +121,23 @@ class WebShopClient(Client):
         return int(requests.post(f"{self.base}/create", timeout=100).json())
 
     def reset(self, index: int) -> None:
-        told = self.post("reset", {"session_id": index})
-        told[0] = self.observe()
-        assert told[1] is None
+        response = self.post("reset", {"session_id": index})
+        response[0] = self.observe()
+        assert response[1] is None
 
     def observe(self) -> str:
         return str(self.get("observation"))
 
     def step(self, reply: str) -> Said:
-        told = self.post("step", {"action": reply.rsplit("Action:", 1)[1].strip()})
-        return told["state"], told["reward"], told["done"]
+        response = self.post("step", {"action": reply.rsplit("Action:", 1)[1].strip()})
+        return response["state"], response["reward"], response["done"]
 
 
 async def visited(name: str, visit: Callable[[str], None]) -> None:
-    made = registry.environment_class(name)
+    result = registry.environment_class(name)
 
     def make() -> AgentGymEnvironment:
-        world = made()
+        world = result()
         assert isinstance(world, AgentGymEnvironment)
         return world
 
@@ -177,9 +177,9 @@ def test_a_client_solves_a_task(name: str, client: type[Client], index: int, ope
         def visit(base: str) -> None:
             own = client(base)
             own.reset(index)
-            begun = own.observe()
-            assert begun.startswith(opening), begun
-            assert begun.count("AVAILABLE ACTIONS") == (name == "alfworld")
+            started = own.observe()
+            assert started.startswith(opening), started
+            assert started.count("AVAILABLE ACTIONS") == (name == "alfworld")
             text, reward, done = own.step("Thought:\nI try.\n\nAction:\nfly to the moon")
             assert (reward, done) == (0, False)
             assert text
@@ -201,10 +201,10 @@ def test_sciworlds_other_routes() -> None:
     def visit(base: str) -> None:
         own = SciWorldClient(base)
         own.reset(0)
-        told = own.get("detail")
-        assert told["task_name"] == "boil"
-        assert (told["var_num"], told["deleted"], told["done"]) == (0, False, False)
-        assert own.get("observation") == told["observation"]
+        output = own.get("detail")
+        assert output["task_name"] == "boil"
+        assert (output["var_num"], output["deleted"], output["done"]) == (0, False, False)
+        assert own.get("observation") == output["observation"]
         assert "goals" in own.get("goals")
         assert set(own.get("action_hint")) == {"possible_actions", "possible_objects"}
         text, score, _ = own.step("Action:\nlook around")

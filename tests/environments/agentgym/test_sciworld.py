@@ -47,8 +47,8 @@ def play(environment: SciWorld, task: Task, policy: ScriptedPolicy, limit: int =
 
 
 def say(environment: SciWorld, task: Task, commands: list[str]) -> list[Step]:
-    said = iter(commands)
-    return play(environment, task, lambda observation: Action(content=next(said)), len(commands))
+    output = iter(commands)
+    return play(environment, task, lambda observation: Action(content=next(output)), len(commands))
 
 
 def test_counts_and_splits_are_the_simulators() -> None:
@@ -182,8 +182,8 @@ def test_every_sentence_has_its_brackets(sentence: str) -> None:
 
 def test_splits_are_disjoint_and_kinds_take_turns() -> None:
     world = SciWorld()
-    found = {split: [task.id for task in world.tasks(split, 69)] for split in SPLITS}
-    assert len({name for names in found.values() for name in names}) == 3 * 69
+    results = {split: [task.id for task in world.tasks(split, 69)] for split in SPLITS}
+    assert len({name for names in results.values() for name in names}) == 3 * 69
     kinds = [task.fields["task"] for task in world.tasks("train", 23)]
     assert sorted(kinds) == sorted(sciworld_tasks.AGENTGYM)
     assert len({task.fields["task"] for task in SciWorld(tasks="all").tasks("test", 30)}) == 30

@@ -60,22 +60,22 @@ def test_babyai_as_its_client_sees_it() -> None:
     def visit(client: Client) -> None:
         assert client.get("") == "This is environment agentgym:babyai."
         number = client.post("create")["id"]
-        begun = client.post("reset", {"id": number, "data_idx": 24})  # UnlockLocalDist, seed 0
-        assert begun["observation"].startswith("Your goal: open the door\n")
-        assert (begun["reward"], begun["score"], begun["done"]) == (0.0, 0.0, False)
+        started = client.post("reset", {"id": number, "data_idx": 24})  # UnlockLocalDist, seed 0
+        assert started["observation"].startswith("Your goal: open the door\n")
+        assert (started["reward"], started["score"], started["done"]) == (0.0, 0.0, False)
         wrong = client.post("step", {"id": number, "action": "fly"})
         assert wrong["observation"].startswith("Could not execute 'fly'.")
         assert (wrong["reward"], wrong["done"]) == (0.0, False)
         for command in plan("UnlockLocalDist", 0) or ():
-            told = client.post("step", {"id": number, "action": command})
-        assert told["done"]
-        assert 0.5 < told["reward"] == told["score"] < 1.0
+            response = client.post("step", {"id": number, "action": command})
+        assert response["done"]
+        assert 0.5 < response["reward"] == response["score"] < 1.0
         assert client.get(f"observation?id={number}") == "The goal is reached."
-        assert client.get(f"detail?id={number}") == told
+        assert client.get(f"detail?id={number}") == response
         after = client.post("step", {"id": number, "action": "turn left"})
-        assert (after["done"], after["reward"], after["score"]) == (True, 0.0, told["score"])
+        assert (after["done"], after["reward"], after["score"]) == (True, 0.0, response["score"])
         again = client.post("reset", {"id": number, "data_idx": 24})
-        assert again["observation"] == begun["observation"]
+        assert again["observation"] == started["observation"]
 
     served(Sessions(BabyAI), visit)
 
@@ -95,9 +95,9 @@ def test_webshop_as_its_client_sees_it() -> None:
         assert client.get(f"instruction_text?env_idx={number}") == task.fields["instruction"]
         assert client.get(f"available_actions?env_idx={number}") == {"has_search_bar": True, "clickables": []}
         for command in wish:
-            told = client.post("step", {"env_idx": number, "action": command})
-            assert set(told) >= {"state", "reward", "done", "info"}
-        assert (told["reward"], told["done"], told["info"]) == (1.0, True, None)
+            response = client.post("step", {"env_idx": number, "action": command})
+            assert set(response) >= {"state", "reward", "done", "info"}
+        assert (response["reward"], response["done"], response["info"]) == (1.0, True, None)
         assert set(client.get(f"state?env_idx={number}")) == {"url", "html", "instruction_text"}
         assert client.get("list_envs") == [number]
         assert client.post("close", {"env_idx": number}) == {"closed": True}
@@ -109,16 +109,16 @@ def test_webshop_as_its_client_sees_it() -> None:
 
 def test_textcraft_begins_when_it_is_created() -> None:
     def visit(client: Client) -> None:
-        made = client.post("create", {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None})
-        assert made["observation"].startswith("Crafting commands:\n")
-        number = made["id"]
-        begun = client.post("reset", {"id": number, "data_idx": 100})
+        result = client.post("create", {"minecraft_dir": "agentenv_textcraft/", "commands": None, "goal": None})
+        assert result["observation"].startswith("Crafting commands:\n")
+        number = result["id"]
+        started = client.post("reset", {"id": number, "data_idx": 100})
         goal = client.get(f"goal?id={number}")
-        assert begun["observation"].endswith(f"Goal: craft {goal}.")
-        assert client.get(f"commands?id={number}") in begun["observation"]
-        told = client.post("step", {"id": number, "action": "inventory"})
-        assert told["observation"] == "Inventory: You are not carrying anything."
-        assert (told["reward"], told["done"]) == (0.0, False)
+        assert started["observation"].endswith(f"Goal: craft {goal}.")
+        assert client.get(f"commands?id={number}") in started["observation"]
+        response = client.post("step", {"id": number, "action": "inventory"})
+        assert response["observation"] == "Inventory: You are not carrying anything."
+        assert (response["reward"], response["done"]) == (0.0, False)
 
     served(Sessions(TextCraft), visit)
 
@@ -249,8 +249,8 @@ def test_many_clients_at_once_do_not_disturb_each_other() -> None:
                 client.post("reset", {"id": number, "data_idx": index})
                 level = sessions.first.task_at(index).fields
                 for command in plan(level["level"], level["seed"]) or ():
-                    told = client.post("step", {"id": number, "action": command})
-                return float(told["score"]) if told["done"] else -1.0
+                    response = client.post("step", {"id": number, "action": command})
+                return float(response["score"]) if response["done"] else -1.0
 
             jobs: list[Awaitable[float]] = [asyncio.to_thread(episode, index) for index in (0, 1, 2, 3, 4, 8, 9, 12)]
             return list(await asyncio.gather(*jobs))
@@ -275,8 +275,8 @@ def test_the_command_serves_with_options() -> None:
         assert process.stdout is not None
         client = Client(process.stdout.readline().split()[2])
         number = client.post("create")["id"]
-        told = client.post("reset", {"id": number, "data_idx": 4})["observation"]
-        assert told.startswith("Your goal: go to a green key\nyellow key 1: ahead 1 left 1\n")
+        response = client.post("reset", {"id": number, "data_idx": 4})["observation"]
+        assert response.startswith("Your goal: go to a green key\nyellow key 1: ahead 1 left 1\n")
     finally:
         process.terminate()
         assert process.wait(120) == 130

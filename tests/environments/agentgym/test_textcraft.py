@@ -177,7 +177,7 @@ def test_a_tag_takes_any_member_and_nothing_else() -> None:
         assert done[-1].success
     held = ["get 2 oak logs", "get 1 birch logs", "get 4 stone"]
     planks = ["craft 4 oak planks using 1 oak logs", "craft 4 birch planks using 1 birch logs"]
-    said = texts(
+    message = texts(
         TextCraft(),
         "crafting table",
         [
@@ -188,8 +188,8 @@ def test_a_tag_takes_any_member_and_nothing_else() -> None:
             "craft 1 crafting table using 2 oak planks, 2 birch planks",
         ],
     )
-    assert said[-3] == "Observation: planks is a kind of item: name one, such as acacia planks."
-    assert all("Could not find a valid recipe" in text for text in said[-2:])
+    assert message[-3] == "Observation: planks is a kind of item: name one, such as acacia planks."
+    assert all("Could not find a valid recipe" in text for text in message[-2:])
 
 
 @pytest.mark.parametrize(
@@ -311,11 +311,11 @@ def test_null_scores_the_floor_and_random_plays_by_the_rules() -> None:
 def test_splits_are_disjoint_by_goal_and_ids_name_content() -> None:
     environment = TextCraft(min_depth=1)
     tasks = {split: environment.tasks(split, 600) for split in SPLITS}
-    goals = {split: {task.fields["goal"] for task in found} for split, found in tasks.items()}
+    goals = {split: {task.fields["goal"] for task in result} for split, result in tasks.items()}
     assert sum(map(len, goals.values())) == len(set().union(*goals.values())) == 544
-    for split, found in tasks.items():
-        assert [task.split for task in found] == [split] * 600
-        assert len({task.id for task in found}) == len({task.hash for task in found}) == 600
+    for split, result in tasks.items():
+        assert [task.split for task in result] == [split] * 600
+        assert len({task.id for task in result}) == len({task.hash for task in result}) == 600
         assert all(split_of(goal) == split for goal in goals[split])
     other_seed = environment.tasks("test", 30, seed=7)
     by_id = {task.id: task for task in tasks["test"]}
@@ -364,7 +364,7 @@ def test_agentgyms_numbering_counts_all_items_shallowest_first() -> None:
 
 
 def test_wrong_settings_are_named() -> None:
-    for options, said in (
+    for options, message in (
         ({"grammar": "brackets"}, "Did you mean 'bracket'"),
         ({"reward": "dense"}, "no reward 'dense'"),
         ({"format": "xml"}, "Unknown reply format"),
@@ -373,7 +373,7 @@ def test_wrong_settings_are_named() -> None:
         ({"min_depth": 5, "max_depth": 9}, "min_depth <= 4"),
         ({"min_depth": "2"}, "min_depth"),
     ):
-        with pytest.raises(UserError, match=said.replace("(", r"\(")):
+        with pytest.raises(UserError, match=message.replace("(", r"\(")):
             registry.environment_class("agentgym:textcraft")(**options)
     with pytest.raises(UserError, match="no split 'dev'"):
         TextCraft().tasks("dev", 1)
@@ -394,7 +394,7 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 def test_nothing_leaks_between_episodes_or_instances() -> None:
     one, other = TextCraft(), TextCraft()
     assert one.book is other.book
-    before = content_hash([[r.line for r in found] for found in one.book.recipes.values()])
+    before = content_hash([[r.line for r in result] for result in one.book.recipes.values()])
 
     async def run() -> None:
         await one.reset(task_of("crafting table"), 0)
@@ -413,7 +413,7 @@ def test_nothing_leaks_between_episodes_or_instances() -> None:
     asyncio.run(run())
     with pytest.raises(TypeError):
         one.book.recipes["stick"] = ()  # type: ignore[index]
-    assert content_hash([[r.line for r in found] for found in one.book.recipes.values()]) == before
+    assert content_hash([[r.line for r in result] for result in one.book.recipes.values()]) == before
 
 
 SCRIPT = """
@@ -446,7 +446,7 @@ asyncio.run(main())
 
 
 def test_two_processes_with_other_hash_seeds_tell_the_same_story() -> None:
-    said = [
+    output = [
         subprocess.run(
             [sys.executable, "-c", SCRIPT],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -456,7 +456,7 @@ def test_two_processes_with_other_hash_seeds_tell_the_same_story() -> None:
         ).stdout.strip()
         for seed in ("1", "4242")
     ]
-    assert said[0] == said[1] != ""
+    assert output[0] == output[1] != ""
 
 
 NAMES = st.sampled_from(["oak logs", "oak planks", "planks", "stick", "bamboo", "stone", "ladder", "no such thing"])

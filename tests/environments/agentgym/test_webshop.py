@@ -75,9 +75,9 @@ def test_golden_visit() -> None:
             ("click[over ear]", f"{head}< Prev [SEP] style [SEP] on ear [SEP] [over ear] [SEP] in ear", 0.0),
             ("click[Buy Now]", "Observation: Thank you for shopping with us! [SEP] Your score", 1.0),
         ]
-        for command, said, reward in expected:
+        for command, message, reward in expected:
             step = await world.step(Action(content=command))
-            assert step.observation.messages[0].content.startswith(said), command
+            assert step.observation.messages[0].content.startswith(message), command
             assert step.reward == pytest.approx(reward), command
         assert (step.terminated, step.success, step.progress) == (True, True, 1.0)
         assert step.info["native"] == 1.0
@@ -115,7 +115,7 @@ def test_clicks_lead_where_they_say() -> None:
     wish = plan(world, task)
     for tab in ("description", "features", "reviews", "attributes"):
         done = steps(world, task, *wish[:2], f"click[{tab}]", "click[< prev]", "click[< prev]", "click[back to search]")
-        said = texts(done)
+        message = texts(done)
         product = generated(1000).by_asin[wish[1][6:-1].upper()]
         text = {
             "description": product.description,
@@ -123,10 +123,10 @@ def test_clicks_lead_where_they_say() -> None:
             "reviews": " [SEP] ".join(product.reviews) or "Nothing here.",
             "attributes": " [SEP] ".join((*product.attributes, product.product_category)),
         }[tab]
-        assert said[2].endswith(f"Back to Search [SEP] < Prev [SEP] {text}")
-        assert said[3] == said[1]
-        assert said[4] == said[0]
-        assert said[5].startswith("WebShop [SEP] Instruction:")
+        assert message[2].endswith(f"Back to Search [SEP] < Prev [SEP] {text}")
+        assert message[3] == message[1]
+        assert message[4] == message[0]
+        assert message[5].startswith("WebShop [SEP] Instruction:")
         assert done[5].observation.legal == ("search[keywords]",)
     # Options chosen are forgotten when another product is opened.
     back = steps(world, task, *wish[:-1], "click[< prev]", wish[1])
@@ -176,12 +176,12 @@ def test_the_shop_has_not_changed_and_grows_from_its_beginning() -> None:
 
 def test_splits_are_disjoint_by_product() -> None:
     world = WebShop()
-    found = {split: world.tasks(split, 150) for split in SPLITS}
-    products = {split: {task.fields["asin"] for task in tasks} for split, tasks in found.items()}
+    results = {split: world.tasks(split, 150) for split in SPLITS}
+    products = {split: {task.fields["asin"] for task in tasks} for split, tasks in results.items()}
     assert not products["train"] & products["val"]
     assert not products["train"] & products["test"]
     assert not products["val"] & products["test"]
-    for split, tasks in found.items():
+    for split, tasks in results.items():
         assert {task.split for task in tasks} == {split_of(read_goal(task)) for task in tasks} == {split}
     assert world.tasks("train", 20, seed=1) != world.tasks("train", 20)
     with pytest.raises(UserError, match="'test' goals, not 9999; raise 'products'"):
@@ -193,19 +193,19 @@ def test_a_short_view() -> None:
     wish = plan(WebShop(), task)
     short, full = steps(WebShop(observation="short"), task, *wish), steps(WebShop(), task, *wish)
     assert short[-1].success
-    said = texts(short)
-    assert said[0].startswith("Results, page 1 of 5:\nB")
-    assert said[2].splitlines()[1] == "style: on ear, (over ear), in ear, neckband"
-    assert sum(map(len, said)) < 0.75 * sum(map(len, texts(full)))
+    message = texts(short)
+    assert message[0].startswith("Results, page 1 of 5:\nB")
+    assert message[2].splitlines()[1] == "style: on ear, (over ear), in ear, neckband"
+    assert sum(map(len, message)) < 0.75 * sum(map(len, texts(full)))
 
 
 def test_wrong_settings_are_named() -> None:
-    for options, said in (
+    for options, message in (
         ({"products": 0}, "from 1 to"),
         ({"products": "many"}, "from 1 to"),
         ({"observation": "tiny"}, "no observation 'tiny'"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             WebShop(**options)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="lacks 'instruction'"):
         asyncio.run(WebShop().reset(Task("t", WebShop.name, "train", {}), 0))
@@ -331,14 +331,14 @@ asyncio.run(main())
 
 
 def test_two_processes_with_other_hash_seeds_tell_the_same_story() -> None:
-    said = []
+    messages = []
     for seed in ("1", "4242"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
             [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
         )
-        said.append(done.stdout.strip())
-    assert said[0] == said[1] != ""
+        messages.append(done.stdout.strip())
+    assert messages[0] == messages[1] != ""
 
 
 @settings(max_examples=60, deadline=None)

@@ -53,12 +53,50 @@ def holds(interval: Interval, value: float) -> bool:
     return interval.low - 1e-12 <= value <= interval.high + 1e-12
 
 
-def jeffreys_coverage(count: int, rates: Sequence[float] | np.ndarray, level: float = LEVEL) -> np.ndarray:
+def scipys(method: str) -> Callable[[int, int, float], Interval]:
+    """The interval of a rate that scipy calls so."""
+
+    def interval(successes: int, count: int, level: float) -> Interval:
+        found = stats.binomtest(successes, count).proportion_ci(level, method)
+        return Interval(max(0.0, float(found.low)), min(1.0, float(found.high)), level)
+
+    return interval
+
+
+def agresti_coull(successes: int, count: int, level: float) -> Interval:
+    """Wald's interval with z²/2 successes and as many failures added."""
+    z = float(stats.norm.ppf(0.5 + level / 2))
+    total = count + z * z
+    rate = (successes + z * z / 2) / total
+    margin = z * math.sqrt(rate * (1 - rate) / total)
+    return Interval(max(0.0, rate - margin), min(1.0, rate + margin), level)
+
+
+RATE_INTERVALS: dict[str, Callable[[int, int, float], Interval]] = {
+    "modified Jeffreys": jeffreys,
+    "Wilson": scipys("wilson"),
+    "Agresti-Coull": agresti_coull,
+    "Clopper-Pearson": scipys("exact"),
+}
+
+
+def rate_coverage(name: str, count: int, rates: Sequence[float] | np.ndarray, level: float = LEVEL) -> np.ndarray:
     """The chance that the interval of `count` tasks holds each rate, summed over all numbers of successes."""
-    limits = [jeffreys(s, count, level) for s in range(count + 1)]
+    limits = [RATE_INTERVALS[name](s, count, level) for s in range(count + 1)]
     low, high = (np.array([getattr(interval, end) for interval in limits]) for end in ("low", "high"))
-    held = (low[:, None] <= np.asarray(rates)) & (np.asarray(rates) <= high[:, None])
+    held = (low[:, None] - 1e-12 <= np.asarray(rates)) & (np.asarray(rates) <= high[:, None] + 1e-12)
     return (stats.binom.pmf(np.arange(count + 1)[:, None], count, rates) * held).sum(axis=0)
+
+
+def jeffreys_coverage(count: int, rates: Sequence[float] | np.ndarray, level: float = LEVEL) -> np.ndarray:
+    return rate_coverage("modified Jeffreys", count, rates, level)
+
+
+def mean_width(name: str, count: int, rates: np.ndarray) -> float:
+    """The width that the interval has on average, over all rates."""
+    limits = [RATE_INTERVALS[name](s, count, LEVEL) for s in range(count + 1)]
+    widths = np.array([interval.high - interval.low for interval in limits])
+    return float((stats.binom.pmf(np.arange(count + 1)[:, None], count, rates) * widths[:, None]).sum(axis=0).mean())
 
 
 def paired_coverage(gain: float, loss: float, count: int, level: float = LEVEL) -> float:
@@ -185,10 +223,10 @@ def looks_case(looks: int, tasks: int, planned: bool, differing: float = 0.3) ->
         for _ in range(looks):
             up, down, _ = rng.multinomial(more, [differing / 2, differing / 2, 1 - differing])
             count, gained, lost = count + more, gained + int(up), lost + int(down)
-            if mcnemar(gained, lost) < alpha:
+            if mcnemar(gained, lost, count) < alpha:
                 return True
-            wanted = needed(gained, lost, count)
-            more = min(20 * count, max(1, (wanted or 21 * count) - count))
+            expected = needed(gained, lost, count)
+            more = min(20 * count, max(1, (expected or 21 * count) - count))
         return False
 
     return Case(f"{looks} look(s) from {tasks} tasks, {'planned' if planned else 'each at 5 %'}", draw)
@@ -240,7 +278,7 @@ PAIRED = ((0.15, 0.05, 100), (0.1, 0.1, 60), (0.3, 0.05, 20), (0.02, 0.0, 20), (
 
 
 def mcnemar_level(differing: float, count: int, alpha: float = 0.05) -> float:
-    """How often the mid-p test rejects where nothing differs, summed exactly."""
+    """How often McNemar's test rejects where nothing differs, summed exactly."""
     return mcnemar_power(differing / 2, differing / 2, count, alpha)
 
 
@@ -252,11 +290,15 @@ def detectable_power(count: int) -> float:
 
 
 def main(draws: int) -> None:
-    rates = np.linspace(0.0, 1.0, 201)
-    print("| tasks | mean over rates | lowest | at rates 0 and 1 |\n|---|---|---|---|")
-    for count in (10, 20, 50, 100, 300, 1000):
-        found = jeffreys_coverage(count, rates)
-        print(f"| {count} | {100 * found.mean():.1f} % | {100 * found.min():.1f} % | {100 * found[0]:.0f} % |")
+    rates = np.linspace(0.0, 1.0, 2001)
+    print(f"| tasks | {' | '.join(RATE_INTERVALS)} |\n|---|{'---|' * len(RATE_INTERVALS)}")
+    for count in (10, 20, 30, 50, 100, 300, 400, 1000):
+        cells = []
+        for name in RATE_INTERVALS:
+            found = rate_coverage(name, count, rates)
+            shares = f"{100 * found.mean():.1f} {100 * found.min():.1f} {100 * found.max():.0f}"
+            cells.append(f"{shares}, {100 * mean_width(name, count, rates):.1f}")
+        print(f"| {count} | {' | '.join(cells)} |")
     print("\n| difference of success | tasks | coverage |\n|---|---|---|")
     for gain, loss, count in PAIRED:
         coverage = 100 * paired_coverage(gain, loss, count)
@@ -266,19 +308,19 @@ def main(draws: int) -> None:
         print(f"| {case.name} | {100 * case.share(draws):.1f} % |", flush=True)
     print("\n| nothing differs | shown |\n|---|---|")
     for count in (10, 20, 50, 100, 300):
-        values = ", ".join(f"{100 * mcnemar_level(differing, count):.1f} %" for differing in (0.1, 0.3, 0.6))
-        print(f"| mid-p McNemar, {count} tasks, 10, 30, 60 % differ | {values} |")
+        values = ", ".join(f"{100 * mcnemar_level(differing, count):.1f} %" for differing in (0.1, 0.3, 0.6, 0.9, 1.0))
+        print(f"| McNemar, {count} tasks, 10, 30, 60, 90, 100 % differ | {values} |")
     for case in (*LEVELS, *LOOKS, *UNPLANNED):
         print(f"| {case.name} | {100 * case.share(draws):.1f} % |", flush=True)
     print("\n| tasks | detectable | its power |\n|---|---|---|")
-    for count in (6, 8, 10, 20, 50, 300):
+    for count in (8, 9, 10, 20, 50, 300):
         smallest = mcnemar_detectable(0.5 / (count + 1), count)
-        found = (
+        result = (
             f"{100 * smallest:.1f} points | {100 * detectable_power(count):.1f} %"
             if math.isfinite(smallest)
             else "none | –"
         )
-        print(f"| {count} | {found} |")
+        print(f"| {count} | {result} |")
 
 
 if __name__ == "__main__":

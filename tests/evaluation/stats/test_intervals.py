@@ -136,11 +136,11 @@ def test_rate_interval_lies_between_its_two_ends() -> None:
 
 def test_fractions_are_surer_than_yes_and_no() -> None:
     fractions = [0.4, 0.5, 0.6, 0.5] * 5
-    found, plain = rate_interval(fractions, range(20), 0.8), jeffreys(10, 20, 0.8)
-    assert plain.low < found.low < 0.5 < found.high < plain.high
+    result, plain = rate_interval(fractions, range(20), 0.8), jeffreys(10, 20, 0.8)
+    assert plain.low < result.low < 0.5 < result.high < plain.high
     error = np.std(fractions, ddof=1) / math.sqrt(20)
     half = stats.t.ppf(0.9, 19) * error
-    assert (found.low, found.high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-3)
+    assert (result.low, result.high) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-3)
 
 
 def test_few_tasks_with_many_attempts_are_widened_as_students_t_is() -> None:
@@ -149,8 +149,8 @@ def test_few_tasks_with_many_attempts_are_widened_as_students_t_is() -> None:
     own = rng.beta(1, 1, 20)
     flags = (rng.random((20, 8)) < own[:, None]).astype(float).ravel().tolist()
     tasks = [number // 8 for number in range(160)]
-    found, estimate = rate_interval(flags, tasks), clustered_mean(flags, tasks)
-    half = (found.high - found.low) / 2
+    result, estimate = rate_interval(flags, tasks), clustered_mean(flags, tasks)
+    half = (result.high - result.low) / 2
     assert half == pytest.approx(stats.t.ppf(0.975, 19) * estimate.error, rel=0.04)
 
 
@@ -163,26 +163,26 @@ def test_rate_interval_without_repeats_is_jeffreys_and_constants_keep_a_width() 
 
 def test_graded_differences_without_flags_are_the_t_interval() -> None:
     differences = RNG.uniform(-0.2, 0.4, 30).tolist()
-    found = bounded_difference(differences, range(30), share=0.0)
+    result = bounded_difference(differences, range(30), share=0.0)
     theirs = stats.ttest_1samp(differences, 0)
     limits = theirs.confidence_interval(0.95)
-    assert (found.interval.low, found.interval.high) == pytest.approx((limits.low, limits.high), abs=1e-9)
-    assert found.p_value == pytest.approx(theirs.pvalue, rel=1e-5)
+    assert (result.interval.low, result.interval.high) == pytest.approx((limits.low, limits.high), abs=1e-9)
+    assert result.p_value == pytest.approx(theirs.pvalue, rel=1e-5)
 
 
 def test_flags_of_independent_tasks_are_bonett_and_prices_interval() -> None:
     differences = [1.0] * 9 + [-1.0] * 3 + [0.0] * 28
-    found = bounded_difference(differences, range(40))
+    result = bounded_difference(differences, range(40))
     theirs = paired_rate_interval(9, 3, 40)
-    assert (found.interval.low, found.interval.high) == pytest.approx((theirs.low, theirs.high), abs=3e-3)
-    at_p = bounded_difference(differences, range(40), 1 - found.p_value).interval
+    assert (result.interval.low, result.interval.high) == pytest.approx((theirs.low, theirs.high), abs=3e-3)
+    at_p = bounded_difference(differences, range(40), 1 - result.p_value).interval
     assert at_p.low == pytest.approx(0.0, abs=1e-6)  # the level at which it just touches 0
 
 
 def test_twenty_failures_against_graded_scores_are_no_certainty() -> None:
     """A policy that succeeds once in ten fails twenty times in one of eight evaluations."""
-    found = bounded_difference([-0.1, -0.12, -0.08, -0.1] * 5, range(20))
-    assert found.interval.low < 0 < found.interval.high
+    result = bounded_difference([-0.1, -0.12, -0.08, -0.1] * 5, range(20))
+    assert result.interval.low < 0 < result.interval.high
 
 
 def test_paired_rates_by_hand() -> None:

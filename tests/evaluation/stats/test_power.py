@@ -31,8 +31,8 @@ def test_what_is_needed_has_the_power_and_one_less_has_not() -> None:
 def test_what_is_detectable_is_found_that_often() -> None:
     smallest = minimum_detectable(0.7, 40)
     rng = np.random.default_rng(0)
-    found = stats.ttest_1samp(rng.normal(smallest, 0.7, (20_000, 40)), 0, axis=1).pvalue < 0.05
-    assert found.mean() == pytest.approx(0.8, abs=0.01)
+    result = stats.ttest_1samp(rng.normal(smallest, 0.7, (20_000, 40)), 0, axis=1).pvalue < 0.05
+    assert result.mean() == pytest.approx(0.8, abs=0.01)
     assert paired_power(smallest / 0.7, 40) == pytest.approx(0.8, abs=1e-9)
 
 

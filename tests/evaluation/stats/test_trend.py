@@ -15,11 +15,11 @@ def test_slope_and_interval_equal_scipys(level: float) -> None:
     steps = [0.0, 1.0, 2.0, 5.0, 6.0, 9.0, 10.0]
     values = [0.3 * step + rng.normal() for step in steps]
     line = trend(steps, values, level)
-    wanted = stats.linregress(steps, values)
-    margin = stats.t.ppf(0.5 + level / 2, len(steps) - 2) * wanted.stderr
+    expected = stats.linregress(steps, values)
+    margin = stats.t.ppf(0.5 + level / 2, len(steps) - 2) * expected.stderr
     assert line is not None
-    assert line.slope == pytest.approx(wanted.slope, abs=1e-12)
-    assert (line.low, line.high) == pytest.approx((wanted.slope - margin, wanted.slope + margin), abs=1e-12)
+    assert line.slope == pytest.approx(expected.slope, abs=1e-12)
+    assert (line.low, line.high) == pytest.approx((expected.slope - margin, expected.slope + margin), abs=1e-12)
 
 
 def test_two_points_or_one_place_say_nothing() -> None:

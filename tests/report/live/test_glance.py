@@ -57,11 +57,13 @@ def test_the_first_screen_answers_and_leads_to_the_details(browser: Any, tmp_pat
         page = watched.page
         page.goto(path.as_uri())
         said = glance(page)
-        assert list(said) == ["Fails", "Tool errors", "Health", "Runs differ in"]
+        assert list(said) == ["Best", "Fails", "Tool errors", "Health", "Runs differ in"]
+        assert said["Best"].startswith("beta · rl 66.7 % [")
+        assert "next alpha · rl 60.0 %: no difference shown +6.7 points [" in said["Best"]
         assert said["Fails"] == "most often level 1: 6 of 10 (60.0 %) · beta · rl"
         assert said["Tool errors"] == "calculator 5 of 35 calls (14.3 %) · beta · rl"
         assert said["Health"] == "act: success_collapse since step 2, and 1 further sign"
-        assert said["Runs differ in"] == f"rl.lr 0.0003 → 0.001, commit {9 * 'a'} → {9 * 'b'}"
+        assert said["Runs differ in"] == f"rl.lr 0.0003 → 0.001, commit {9 * 'a'} → {9 * 'b'} · alpha → beta"
         assert page.locator("#config-differences thead th").all_inner_texts() == ["alpha", "beta"]
         for seen in ("#glance", "#result .headline >> nth=-1", "#result tbody tr >> nth=2"):
             box = page.locator(seen).bounding_box()
@@ -163,7 +165,7 @@ def test_a_shipped_report_of_a_gpu_has_its_stages_in_order_with_verdicts(browser
             assert "baseline" in base
             assert any(f"{verdict} than" in sft for verdict in ("better", "worse")) or "no difference shown from" in sft
             assert "/sft" in rl
-        assert set(glance(page)) == {"Fails", "Tool errors", "Health", "Runs differ in"}
+        assert set(glance(page)) == {"Best", "Fails", "Tool errors", "Health", "Runs differ in"}
         page.goto(path.as_uri() + "#/episodes")
         assert page.locator(".list .row .where").first.inner_text() == "math/base"  # as the result names it
         page.locator(".list .row").first.click()

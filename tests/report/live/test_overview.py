@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from practicum.task import Task
 from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import Outcome
 from tests.report.browser_pages import Watched, becomes, lists
-from tests.report.report_files import CHROMIUM, an_episode, step_values, write_run
+from tests.report.report_files import CHROMIUM, an_episode, step_values, write_run, write_training
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
@@ -243,3 +244,79 @@ def test_runs_of_one_stage_each_follow_each_other_but_seeds_do_not(browser: Any,
         assert texts[0] == "baseline"
         assert [text.split(",")[0] for text in texts[1:]] == ["better than base", "better than base"]
         assert "rl-seed-1" not in texts[2]
+
+
+def test_two_trainings_from_one_model_are_compared_with_it_and_with_each_other(browser: Any, tmp_path: Path) -> None:
+    """As separate commands leave them: demonstrations, SFT, two RL trainings, and a result of each model."""
+    for number in range(20):
+        episode = an_episode(f"train-{number}", 0, 1.0)
+        write_episode(tmp_path / "demonstrations", replace(episode, task=replace(episode.task, split="train")))
+    for name, solved in (("base", 1), ("sft", 10), ("rl", 18), ("rl-high-rate", 2)):
+        write_run(tmp_path / "results" / name, [[float(n < solved)] for n in range(20)])
+    for name in ("sft", "training/rl", "training/rl-high-rate"):
+        write_rl(tmp_path / name, 20, collapse=5 if "high" in name else 0)
+        (tmp_path / name / "config.yaml").write_text("lr: 2\n" if "high" in name else "lr: 1\n")
+    (tmp_path / "sft" / "config.yaml").write_text("epochs: 3\n")
+    (tmp_path / "sft" / "metrics.jsonl").write_text('{"step": 1, "sft/perplexity": 2.0}\n')
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([tmp_path]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        blocks = page.locator("#result .result thead th:first-child").all_inner_texts()
+        assert blocks == ["math, test tasks", "math, train tasks"]
+        heads = page.locator("#result p.headline b").all_inner_texts()
+        assert [head.split(" points")[0] for head in heads] == [
+            "results/rl − results/sft: +40.0",  # the best one first
+            "results/rl-high-rate − results/sft: −40.0",
+        ]
+        rows = [" ".join(text.split()) for text in page.locator("#result .verdicts").all_inner_texts()]
+        assert [text.split(",")[0] for text in rows[3].split("] ")] == [
+            "worse than results/sft",
+            "worse than results/rl",
+            "no difference shown from results/base",
+        ]
+        assert "results/rl-high-rate" not in page.locator("#glance > div").nth(1).inner_text()  # failures of the best
+        differ = " ".join(page.locator("#glance > div").last.inner_text().split())
+        assert differ == "Runs differ in lr 1 → 2 · training/rl → training/rl-high-rate"  # and not from SFT's keys
+
+
+def test_many_runs_fit_a_page_that_can_be_read(browser: Any, tmp_path: Path) -> None:
+    """Twelve runs: the same few screens as of two, with everything beyond folded away or in a box of its own."""
+    for number in range(12):
+        run = tmp_path / f"run-{number:02d}"
+        write_training(run, 40, seed=number)
+        write_run(run / "evaluation", [[float((task + number) % 3 > 0)] for task in range(12)])
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([tmp_path]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        assert page.locator("#result > .result").first.locator("tbody tr").count() == 12
+        assert page.evaluate("document.documentElement.scrollHeight") < 7000
+        assert page.locator("#result details summary").inner_text() == "validation during training: 24 rows"
+        colours = page.locator(".run .dot").evaluate_all(
+            "(dots) => dots.map((dot) => getComputedStyle(dot).color + getComputedStyle(dot).borderStyle)"
+        )
+        assert len(set(colours)) == 12
+
+
+def test_rounding_noise_is_a_flat_line_and_stages_have_axes_of_their_own(browser: Any, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    for stage, values in (("sft", {"sft/perplexity": 2.0}), ("rl", {"reward/mean": 1.0, "success/mean": 1.0})):
+        (run / stage).mkdir(parents=True)
+        rows = [{"step": n, "actor/loss": 0.5, "actor/ppo_kl": 5e-8 * (n % 2), **values} for n in range(1, 30)]
+        (run / stage / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (run / "plan.json").write_text("{}")
+    path = tmp_path / "report.html"
+    path.write_bytes(document(find_runs([run]))[0])
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(path.as_uri())
+        assert page.locator("[data-stage=sft] [data-metric='actor/loss']").count() == 1
+        assert page.locator("[data-stage=rl] [data-metric='actor/loss']").count() == 1
+        assert page.locator("[data-metric='reward/mean']").count() == 0  # the same as the success
+        line = page.locator("[data-stage=rl] [data-metric='actor/ppo_kl'] path.line").first.get_attribute("d")
+        heights = [float(pair.split(",")[1]) for pair in re.findall(r"[-\d.]+,[-\d.]+", line or "")]
+        assert len(heights) == 29
+        assert max(heights) - min(heights) < 1

@@ -62,11 +62,11 @@ Change = Callable[[int, Metrics, np.random.Generator], Metrics]
 def watch(change: Change, settings: HealthSettings | None = None, steps: int = 100) -> dict[str, list[tuple[int, str]]]:
     """Step and severity of what is found in a healthy run that is changed in one respect, by sign."""
     monitor, rng = HealthMonitor(settings or HealthSettings()), np.random.default_rng(7)
-    found: dict[str, list[tuple[int, str]]] = {}
+    results: dict[str, list[tuple[int, str]]] = {}
     for step, metrics in enumerate(healthy(0, steps)):
         for finding in monitor.observe(step, metrics | change(step, metrics, rng)):
-            found.setdefault(finding.sign, []).append((step, finding.severity))
-    return found
+            results.setdefault(finding.sign, []).append((step, finding.severity))
+    return results
 
 
 def returns(smallest: float, largest: float) -> Change:
@@ -215,9 +215,9 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.sign)
 def test_each_sign_is_seen_and_its_neighbour_is_not(case: Case) -> None:
-    found = watch(case.bad)
-    assert {severity for _, severity in found.pop(case.sign, [])} == case.severities
-    assert found == {}  # and nothing else
+    results = watch(case.bad)
+    assert {severity for _, severity in results.pop(case.sign, [])} == case.severities
+    assert results == {}  # and nothing else
     for near in case.near:
         assert case.sign not in watch(near)
 
@@ -225,17 +225,17 @@ def test_each_sign_is_seen_and_its_neighbour_is_not(case: Case) -> None:
 def test_a_sign_is_dated_by_the_metric_and_not_by_the_mean_over_several_steps() -> None:
     """Success is 0 and all groups are alike from step 2 on; means over five steps are known at step 5 or later."""
     monitor = HealthMonitor(HealthSettings())
-    found: dict[tuple[str, str], tuple[int, int | None, str]] = {}
+    results: dict[tuple[str, str], tuple[int, int | None, str]] = {}
     for step in range(1, 12):
         gone = {"success/mean": 0.0, "reward/mean": 0.0, "rollout/dead_groups": 1.0, "actor/entropy": 0.001}
         well = {"success/mean": 0.8, "reward/mean": 0.8, "rollout/dead_groups": 0.2, "actor/entropy": 0.5}
         metrics = {"reward/std": 0.4, "rollout/groups": 16.0, **(well if step == 1 else gone)}
         for finding in monitor.observe(step, metrics):
-            found.setdefault((finding.sign, finding.severity), (step, finding.since, finding.sentence(step)))
-    assert set(found) == {("success_collapse", ACT), ("dead_groups", ACT), ("entropy_collapse", ACT)}
-    assert {since for _, since, _ in found.values()} == {2}
-    step, _, sentence = found["success_collapse", ACT]
-    assert step < 5 < found["dead_groups", ACT][0]
+            results.setdefault((finding.sign, finding.severity), (step, finding.since, finding.sentence(step)))
+    assert set(results) == {("success_collapse", ACT), ("dead_groups", ACT), ("entropy_collapse", ACT)}
+    assert {since for _, since, _ in results.values()} == {2}
+    step, _, sentence = results["success_collapse", ACT]
+    assert step < 5 < results["dead_groups", ACT][0]
     assert ", since step 2)" in sentence
 
 
@@ -257,13 +257,13 @@ def test_recorded_quickstarts_show_nothing(run: Mapping[str, list[float | None]]
 def test_a_recorded_run_whose_reward_is_shuffled_is_flat() -> None:
     """The same numbers without their order: the noise is real, the rise is gone."""
     run = json.loads(RECORDED.read_text())["seed 0"]
-    monitor, found = HealthMonitor(HealthSettings()), []
-    for step, place in enumerate(np.random.default_rng(0).permutation(100)):
-        found += monitor.observe(
-            step, {name: run[name][place] for name in ("reward/mean", "reward/std", "success/mean")}
+    monitor, results = HealthMonitor(HealthSettings()), []
+    for step, index in enumerate(np.random.default_rng(0).permutation(100)):
+        results += monitor.observe(
+            step, {name: run[name][index] for name in ("reward/mean", "reward/std", "success/mean")}
         )
-    assert {finding.sign for finding in found} == {"reward_flat"}
-    assert "look at the reward function" in found[0].remedy
+    assert {finding.sign for finding in results} == {"reward_flat"}
+    assert "look at the reward function" in results[0].remedy
 
 
 def test_few_tasks_a_step_are_no_oscillation() -> None:
@@ -354,11 +354,11 @@ def test_the_sentence_says_what_why_and_what_to_do() -> None:
 
 
 def adjustments(settings: HealthSettings, streams: list[Metrics]) -> list[tuple[int, Adjustment]]:
-    monitor, found = HealthMonitor(settings), []
+    monitor, results = HealthMonitor(settings), []
     for step, metrics in enumerate(streams):
         if (due := monitor.adjustment(monitor.observe(step, metrics))) is not None:
-            found.append((step, due))
-    return found
+            results.append((step, due))
+    return results
 
 
 ADJUST = HealthSettings(action="adjust", repeat_every=1, cooldown=20, max_adjustments=3)
@@ -403,15 +403,15 @@ def test_each_action_does_its_own(action: str, adjusts: int, stops: int) -> None
 
 def troubled(seed: int, steps: int) -> list[Metrics]:
     """A run in which everything goes wrong at some time, with metrics that come and go."""
-    rng, found = np.random.default_rng(seed), []
+    rng, results = np.random.default_rng(seed), []
     for step, metrics in enumerate(healthy(seed, steps, 0.25, 0.6)):
         metrics |= {"memory/rss_mb": 3000 + 9 * step + 10 * rng.normal(), "actor/entropy": 0.5 * 0.9**step}
         if step % 30 > 12:
             metrics |= {"actor/kl": 0.4 + 0.2 * rng.random(), "actor/pg_clipfrac": 0.5 + 0.3 * rng.random()}
         if step > 20:
             metrics |= {"reward/mean": 0.1 + 0.8 * float(rng.random() < 0.5), "outcome/timeout": float(step)}
-        found.append({name: value for name, value in metrics.items() if rng.random() < 0.97})
-    return found
+        results.append({name: value for name, value in metrics.items() if rng.random() < 0.97})
+    return results
 
 
 def follow(
@@ -433,27 +433,27 @@ def test_a_resumed_run_finds_the_same_to_the_bit() -> None:
     settings, stream = HealthSettings(action="adjust", repeat_every=3, cooldown=7, max_adjustments=5), troubled(1, 80)
     for metrics in stream:
         metrics.pop("memory/rss_mb", None)  # a process's own, see below
-    whole = HealthMonitor(settings)
-    wanted = follow(whole, 0, stream)
-    assert len({finding.sign for findings, _ in wanted for finding in findings}) >= 5
-    assert sum(due is not None for _, due in wanted) >= 3
+    full = HealthMonitor(settings)
+    expected = follow(full, 0, stream)
+    assert len({finding.sign for findings, _ in expected for finding in findings}) >= 5
+    assert sum(due is not None for _, due in expected) >= 3
     resumed = HealthMonitor(settings)
     for step, metrics in enumerate(stream):  # resumed before every step
         resumed = restored(resumed)
-        assert follow(resumed, step, [metrics]) == wanted[step : step + 1]
-    assert resumed.state() == whole.state()
+        assert follow(resumed, step, [metrics]) == expected[step : step + 1]
+    assert resumed.state() == full.state()
     for cut in (1, 37):  # resumed once
         before = HealthMonitor(settings)
         first = follow(before, 0, stream[:cut])
         after = restored(before)
-        assert first + follow(after, cut, stream[cut:]) == wanted
-        assert after.state() == whole.state()
+        assert first + follow(after, cut, stream[cut:]) == expected
+        assert after.state() == full.state()
 
 
 def test_memory_is_a_processs_own_and_no_part_of_the_state() -> None:
     monitor = HealthMonitor(HealthSettings())
     findings = [monitor.observe(step, {"memory/rss_mb": 3000.0 + 20 * step}) for step in range(60)]
-    assert "memory_growing" in {finding.sign for found in findings for finding in found}
+    assert "memory_growing" in {finding.sign for results in findings for finding in results}
     assert "memory" not in json.dumps(monitor.state())
 
 

@@ -54,13 +54,13 @@ def test_it_is_rotated_by_size_and_goes_on_after_it_was_closed(tmp_path: Path) -
 
 def test_the_reason_of_an_end_is_written(tmp_path: Path) -> None:
     log = LogFile(tmp_path / "run.log", 0, 1)
-    heard: list[str] = []
-    log.with_copy(heard.append)("a message")
+    messages: list[str] = []
+    log.with_copy(messages.append)("a message")
     log.failed(KeyboardInterrupt())
     log.failed(UserError("Step 3: no."))
     log.failed(ZeroDivisionError("x"))
     texts = [LINE.sub("", line) for line in (tmp_path / "run.log").read_text().splitlines()]
-    assert heard == ["a message"]
+    assert messages == ["a message"]
     assert texts == [
         "a message",
         "stopped by Ctrl-C or SIGTERM",

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from practicum.errors import UserError
+from practicum.report.page import script
 from practicum.training.monitor import loggers
 from practicum.training.monitor.loggers import Logger, console_line, make_loggers, print_line, wandb_mode, wandb_run_id
 
@@ -74,6 +75,12 @@ def test_console_lines_have_columns_of_fixed_width() -> None:
 
 def test_the_divergence_from_the_reference_comes_first() -> None:
     assert "KL 2" in console_line(1, {"actor/ppo_kl": 1.0, "actor/kl": 2.0})
+
+
+def test_the_loss_is_the_one_that_the_page_draws() -> None:
+    """The whole loss, with its KL and entropy terms, and not the policy gradient's part of it."""
+    assert "loss 0.0518" in console_line(1, {"actor/loss": 0.0518, "actor/pg_loss": 0.0116})
+    assert "['actor/loss', 'Loss']" in script()
 
 
 def test_console_writes_to_standard_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,9 +145,9 @@ def test_tensorboard_strikes_out_what_a_resumed_run_repeats(tmp_path: Path) -> N
     for step in (3, 4):
         logger.write(step, {"reward/mean": 10.0 * step})
     logger.close()
-    found = scalars(tmp_path)
-    assert found["reward/mean"] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
-    assert found["actor/lr"] == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    result = scalars(tmp_path)
+    assert result["reward/mean"] == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 30.0), (4, 40.0)]
+    assert result["actor/lr"] == [(0, 0.5), (1, 0.5), (2, 0.5)]
 
 
 def test_tensorboard_that_cannot_write_costs_one_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,15 +179,15 @@ def history(path: Path) -> Iterator[dict[str, float]]:
 
     from wandb.proto import wandb_internal_pb2
 
-    data, place, pending = path.read_bytes(), 7, b""  # seven bytes name the format
-    while place + 7 <= len(data):
-        left = 32768 - place % 32768
+    data, offset, pending = path.read_bytes(), 7, b""  # seven bytes name the format
+    while offset + 7 <= len(data):
+        left = 32768 - offset % 32768
         if left < 7:  # no head fits: the block's end is padding
-            place += left
+            offset += left
             continue
-        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
-        pending += data[place + 7 : place + 7 + length]
-        place += 7 + length
+        length, kind = int.from_bytes(data[offset + 4 : offset + 6], "little"), data[offset + 6]
+        pending += data[offset + 7 : offset + 7 + length]
+        offset += 7 + length
         if kind in (1, 4):  # whole, or the last piece
             record: Any = wandb_internal_pb2.Record()
             record.ParseFromString(pending)
@@ -206,11 +213,11 @@ def background() -> list[int]:
 def left_behind(core: int) -> list[str]:
     """What W&B's process started in its turn and did not take along, given a moment to go."""
     deadline = time.monotonic() + 30
-    while found := [command for _, _, command in processes() if command.endswith(f"--parent-pid {core}")]:
+    while result := [command for _, _, command in processes() if command.endswith(f"--parent-pid {core}")]:
         if time.monotonic() > deadline:
             break
         time.sleep(0.1)
-    return found
+    return result
 
 
 def kept(folder: Path) -> list[list[tuple[float, float]]]:
@@ -282,11 +289,11 @@ def test_a_server_that_does_not_answer_means_offline(
     monkeypatch.setenv("WANDB_API_KEY", "0123456789" * 4)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens at the discard port
     monkeypatch.setattr(loggers, "SERVER_TIMEOUT_SECONDS", 1.0)
-    begun = time.monotonic()
+    started = time.monotonic()
     (logger,) = make(["wandb"], tmp_path)
     logger.write(5, {"reward/mean": 0.5})
     logger.close()
-    assert time.monotonic() - begun < 60
+    assert time.monotonic() - started < 60
     assert kept(tmp_path) == [[(5, 0.5)]]
     out, err = capfd.readouterr()
     assert out == ""
@@ -304,14 +311,14 @@ def test_wandb_that_dies_costs_one_warning(tmp_path: Path, capfd: pytest.Capture
     os.kill(process, signal.SIGKILL)
     deadline = time.monotonic() + 30
     step = 1
-    while not (said := capfd.readouterr().err) and time.monotonic() < deadline:
+    while not (text := capfd.readouterr().err) and time.monotonic() < deadline:
         logger.write(step, {"reward/mean": 1.0})
         step += 1
         time.sleep(0.05)
     logger.write(step, {"reward/mean": 1.0})
     logger.close()
-    assert "logger 'wandb' failed" in said
-    assert len((said + capfd.readouterr().err).splitlines()) == 1
+    assert "logger 'wandb' failed" in text
+    assert len((text + capfd.readouterr().err).splitlines()) == 1
     assert background() == []
 
 

@@ -60,7 +60,7 @@ def answer(way: str, ease: float, rng: np.random.Generator) -> tuple[str, bool]:
     skill = {"careless": -1.0, "careful": 2.0, "wordy": -1.0, "flattering": -1.5}[way]
     right = bool(rng.random() < 1 / (1 + math.exp(-skill - ease)))
     words = int(rng.integers(40, 80)) if way == "wordy" else int(rng.integers(0, 20))
-    text = " ".join([FILLER[place % len(FILLER)] for place in range(words)] + [PHRASE] * (way == "flattering"))
+    text = " ".join([FILLER[index % len(FILLER)] for index in range(words)] + [PHRASE] * (way == "flattering"))
     return f"{text} The answer is {42 if right else 41}.", right
 
 
@@ -108,7 +108,9 @@ def pays_right(reply: str, right: bool) -> Mapping[str, float]:
 
 def alarms(stream: Iterator[Step], settings: RewardHackingSettings | None = None) -> list[tuple[int, HealthFinding]]:
     panel = RewardHackingMonitor(settings or RewardHackingSettings())
-    return [(step, found) for step, batch in enumerate(stream) if (found := panel.observe(step, batch)[1]) is not None]
+    return [
+        (step, results) for step, batch in enumerate(stream) if (results := panel.observe(step, batch)[1]) is not None
+    ]
 
 
 @pytest.mark.parametrize("verifier", [True, False])
@@ -116,16 +118,16 @@ def alarms(stream: Iterator[Step], settings: RewardHackingSettings | None = None
 def test_a_planted_exploit_is_seen_before_thirty_steps(paid: Paid, part: str, verifier: bool) -> None:
     ways = ("careless", "wordy", "flattering")  # honest work cannot do better here, so success has no way up
     for seed in range(5):
-        found = alarms(practise(paid, seed, 30, ways, verifier))
-        assert found, f"seed {seed}"
-        assert found[0][1].sign == "reward_hacking"
-        assert f"driven by the component '{part}'" in found[0][1].cause
+        results = alarms(practise(paid, seed, 30, ways, verifier))
+        assert results, f"seed {seed}"
+        assert results[0][1].sign == "reward_hacking"
+        assert f"driven by the component '{part}'" in results[0][1].cause
 
 
 def test_a_policy_that_could_work_honestly_still_takes_the_cheaper_way() -> None:
-    found = alarms(practise(pays_length, 0, 30))
-    assert found
-    assert found[0][0] < 30
+    results = alarms(practise(pays_length, 0, 30))
+    assert results
+    assert results[0][0] < 30
 
 
 def test_an_honest_reward_lets_success_rise_and_alarms_nobody() -> None:
@@ -219,10 +221,10 @@ def rose_and_fell(step: int, ease: float, rng: np.random.Generator) -> tuple[flo
 
 def test_success_that_rose_and_falls_again_is_seen() -> None:
     """Long honest learning does not excuse what comes after: the verifier is also held against its own best."""
-    found = alarms(drawn(0, 70, rose_and_fell))
-    assert found
-    assert 30 < found[0][0] < 60
-    assert "success falls" in found[0][1].cause
+    results = alarms(drawn(0, 70, rose_and_fell))
+    assert results
+    assert 30 < results[0][0] < 60
+    assert "success falls" in results[0][1].cause
 
 
 def test_success_at_its_ceiling_cannot_follow() -> None:
@@ -242,9 +244,9 @@ def test_a_reward_that_pays_the_worse_episodes_is_opposed() -> None:
         return -slant * right + rng.normal(), right
 
     slant = 2.0
-    found = alarms(drawn(0, 10, draw))
-    assert [(step, finding.sign) for step, finding in found] == [(4, "reward_opposed")]
-    assert found[0][1].value < found[0][1].threshold < 0
+    results = alarms(drawn(0, 10, draw))
+    assert [(step, finding.sign) for step, finding in results] == [(4, "reward_opposed")]
+    assert results[0][1].value < results[0][1].threshold < 0
     slant = 0.2
     assert alarms(drawn(0, 30, draw)) == []
 
@@ -257,9 +259,9 @@ def test_an_alarm_that_persists_is_repeated_after_two_windows() -> None:
 
 def test_the_action_sets_the_severity() -> None:
     for action, severity in (("warn", WARN), ("stop", ACT)):
-        found = alarms(practise(pays_length, 0, 30), RewardHackingSettings(action=action))
-        assert {finding.severity for _, finding in found} == {severity}
-    sentence = found[0][1].sentence(11)
+        results = alarms(practise(pays_length, 0, 30), RewardHackingSettings(action=action))
+        assert {finding.severity for _, finding in results} == {severity}
+    sentence = results[0][1].sentence(11)
     assert sentence.startswith("Step 11 (act): the reward rises since step 4 and success ")
     assert sentence.endswith(
         "read the episodes with the highest reward and make the reward stop paying for what they do."
@@ -428,20 +430,20 @@ def restored(panel: RewardHackingMonitor) -> RewardHackingMonitor:
 )
 def test_a_resumed_run_sees_the_same_to_the_bit(make: Callable[[], Iterator[Step]]) -> None:
     batches = list(make())
-    whole = RewardHackingMonitor(RewardHackingSettings(window=3))
-    wanted = follow(whole, 0, batches)
-    assert any(row[1] is not None for row in wanted)
+    full = RewardHackingMonitor(RewardHackingSettings(window=3))
+    expected = follow(full, 0, batches)
+    assert any(row[1] is not None for row in expected)
     resumed = RewardHackingMonitor(RewardHackingSettings(window=3))
     for step, batch in enumerate(batches):  # resumed before every step
         resumed = restored(resumed)
-        assert follow(resumed, step, [batch]) == wanted[step : step + 1]
-    assert resumed.state() == whole.state()
+        assert follow(resumed, step, [batch]) == expected[step : step + 1]
+    assert resumed.state() == full.state()
     for cut in (2, len(batches) // 2):  # resumed once
         before = RewardHackingMonitor(RewardHackingSettings(window=3))
         first = follow(before, 0, batches[:cut])
         after = restored(before)
-        assert first + follow(after, cut, batches[cut:]) == wanted
-        assert after.state() == whole.state()
+        assert first + follow(after, cut, batches[cut:]) == expected
+        assert after.state() == full.state()
         assert {step for step, _, _ in after.top()} <= set(range(cut, len(batches)))  # older ones are on disk
 
 

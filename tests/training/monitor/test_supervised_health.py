@@ -26,28 +26,28 @@ def run(monitor: SupervisedMonitor, losses: list[float], evaluations: dict[int, 
 
 
 def findings(losses: list[float], evaluations: dict[int, float], folder: Path) -> list[str]:
-    said: list[str] = []
-    run(SupervisedMonitor(folder, SupervisedHealthSettings(), said.append), losses, evaluations)
+    messages: list[str] = []
+    run(SupervisedMonitor(folder, SupervisedHealthSettings(), messages.append), losses, evaluations)
     written = [json.loads(line) for line in (folder / "health.jsonl").read_text().splitlines()]
-    assert len(written) == len(said)
-    return said
+    assert len(written) == len(messages)
+    return messages
 
 
 def test_a_training_loss_that_does_not_fall(tmp_path: Path) -> None:
     noise = random.Random(0)
-    said = findings([2.0 + noise.uniform(-0.1, 0.1) for _ in range(60)], {}, tmp_path)
-    assert len(said) == 1
-    assert "the training loss has not fallen" in said[0]
-    assert "raise training.learning_rate" in said[0]
+    text = findings([2.0 + noise.uniform(-0.1, 0.1) for _ in range(60)], {}, tmp_path)
+    assert len(text) == 1
+    assert "the training loss has not fallen" in text[0]
+    assert "raise training.learning_rate" in text[0]
 
 
 def test_an_evaluation_loss_that_rises_while_the_training_loss_falls(tmp_path: Path) -> None:
     losses = [2.0 - 0.03 * step for step in range(60)]
-    said = findings(losses, {10: 1.8, 20: 1.5, 30: 1.55, 40: 1.7, 50: 1.9}, tmp_path)
-    assert len(said) == 1  # 1.55 is within the limit; what persists is not repeated at once
-    assert said[0].startswith("Step 40")
-    assert "overfits" in said[0]
-    assert "lora_dropout" in said[0]
+    text = findings(losses, {10: 1.8, 20: 1.5, 30: 1.55, 40: 1.7, 50: 1.9}, tmp_path)
+    assert len(text) == 1  # 1.55 is within the limit; what persists is not repeated at once
+    assert text[0].startswith("Step 40")
+    assert "overfits" in text[0]
+    assert "lora_dropout" in text[0]
 
 
 def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
@@ -56,8 +56,8 @@ def test_a_healthy_run_has_no_finding(tmp_path: Path) -> None:
 
 def test_the_state_of_the_monitor_is_restored(tmp_path: Path) -> None:
     losses = [2.0 - 0.001 * (step % 3) for step in range(60)]
-    whole: list[str] = []
-    run(SupervisedMonitor(tmp_path, SupervisedHealthSettings(), whole.append), losses, {})
+    full: list[str] = []
+    run(SupervisedMonitor(tmp_path, SupervisedHealthSettings(), full.append), losses, {})
     first, second = SupervisedMonitor(tmp_path, SupervisedHealthSettings()), []
     run(first, losses[:30], {})
     rest = SupervisedMonitor(tmp_path, SupervisedHealthSettings(), second.append)
@@ -65,7 +65,7 @@ def test_the_state_of_the_monitor_is_restored(tmp_path: Path) -> None:
     for step, loss in enumerate(losses[30:], 31):
         rest.observe(step, {"actor/loss": loss})
         rest.act(step)
-    assert second == whole
+    assert second == full
     rest.restore({"step": 3})  # a checkpoint from before there was such a monitor
 
 

@@ -2,7 +2,8 @@
 
 The tokens that may be sampled next depend on the last token, which the host has to see: a graph of several steps is not
 possible. A step is two graphs, one up to the logits and one that samples. The host reads the tokens of a step and
-computes the next masks while the GPU is at the next logits already, so it waits only where that takes longer.
+computes the next masks, in another thread, while the GPU is at the next logits already, so it waits only where that
+takes longer.
 """
 
 from __future__ import annotations
@@ -13,9 +14,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from practicum.engines.local.runner import DecodeOutput, RunningRequest, any_constrained, any_filtered
+from practicum.engines.local.runner import (
+    DecodeOutput,
+    RunningRequest,
+    any_constrained,
+    any_filtered,
+    any_top_logprobs,
+)
 from practicum.engines.local.sampling_mask_buffers import append_kept
 from practicum.engines.local.token_masks import BatchMasks, batch_masks
+from practicum.engines.local.top_logprob_buffers import append_top_logprobs
 
 if TYPE_CHECKING:
     from practicum.engines.local.cuda_runner import CudaRunner
@@ -35,10 +43,13 @@ class ConstrainedSteps:
         """The logits of a step [rows, V], which one graph writes and the other reads."""
         self._host_results = torch.zeros_like(runner.results, device="cpu", pin_memory=runner.capturing)
         self._host_kept: Tensor | None = None
+        self._host_top: Tensor | None = None
         self._batch: list[RunningRequest] | None = None
         """The requests whose next logits are computed or on their way, in the order of the rows."""
+        self._masked: list[RunningRequest] | None = None
+        """The batch whose next masks are computed or on their way."""
         self._forward_graphs: dict[tuple[int, tuple[str, ...], bool], Any] = {}
-        self._sample_graphs: dict[tuple[int, bool], Any] = {}
+        self._sample_graphs: dict[tuple[int, bool, bool], Any] = {}
 
     @property
     def is_pending(self) -> bool:
@@ -52,8 +63,8 @@ class ConstrainedSteps:
         return bool(self._forward_graphs or self._sample_graphs)
 
     def reset(self) -> None:
-        """Forget the logits that are on their way."""
-        self._batch = None
+        """Forget the logits and masks that are on their way."""
+        self._batch = self._masked = None
 
     def reset_graphs(self) -> None:
         """Drop captured graphs after buffers have moved."""
@@ -68,7 +79,8 @@ class ConstrainedSteps:
             self._launch(running)
         batch, self._batch = self._batch, None
         assert batch is not None
-        self.masks.start(batch)
+        if self._masked is not batch:
+            self.masks.start(batch)
         self.masks.wait()
         self._sample(batch)
         done = record_event(self.runner.device)
@@ -79,8 +91,13 @@ class ConstrainedSteps:
             done.synchronize()
         if self._host_kept is not None:
             append_kept(batch, self._host_kept[:, :1])
+        if self._host_top is not None:
+            append_top_logprobs(batch, self._host_top[:, :1])
         tokens = decoded_tokens(batch, self._host_results[:, :1], end_ids)
         self.masks.append(batch, [ids[0] for _, ids, _, _ in tokens])
+        self._masked = self._batch
+        if self._masked is not None:  # beside what the engine does with the tokens
+            self.masks.start(self._masked)
         return DecodeOutput(1, tokens)
 
     def _launch(self, running: list[RunningRequest]) -> None:
@@ -114,7 +131,8 @@ class ConstrainedSteps:
         padding = runner.kv_cache.padding_slot
         runner.send_slots([padding if one.finished else one.slot for one in batch], num_rows)
         self._device_masks[:num_rows].copy_(self.masks.tensor[:num_rows], non_blocking=True)
-        key, kept = (num_rows, any_filtered(batch)), runner.kept_buffers(batch)
+        key = (num_rows, any_filtered(batch), any_top_logprobs(batch))
+        kept, top = runner.kept_buffers(batch), runner.top_buffers(batch)
         if runner.capturing:
             if key not in self._sample_graphs:
                 self._sample_graphs[key] = self._capture_sampling(key)
@@ -123,12 +141,13 @@ class ConstrainedSteps:
             self._sample_rows(*key)
         self._host_results[:num_rows].copy_(runner.results[:num_rows], non_blocking=True)
         self._host_kept = None if kept is None else kept.copy_to_host(num_rows)
+        self._host_top = None if top is None else top.copy_to_host(num_rows)
 
     @torch.inference_mode()
-    def _sample_rows(self, num_rows: int, filtered: bool) -> None:
-        self.runner.sample(self._logits[:num_rows], filtered, 0, self._device_masks[:num_rows])
+    def _sample_rows(self, num_rows: int, filtered: bool, with_top: bool) -> None:
+        self.runner.sample(self._logits[:num_rows], filtered, with_top, 0, self._device_masks[:num_rows])
 
-    def _capture_sampling(self, key: tuple[int, bool]) -> Any:
+    def _capture_sampling(self, key: tuple[int, bool, bool]) -> Any:
         """A graph that samples; running it to build its kernels leaves no trace in the state."""
         state = self.runner.state
         return self.runner.capture_unchanged(

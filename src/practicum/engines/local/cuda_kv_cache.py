@@ -1,7 +1,8 @@
 """The KV cache on a GPU: pages of 64 tokens, which kernels find through a table.
 
 A page holds one block of a request's tokens in all layers. Pages are allocated in chunks as tokens come, up to a number
-of bytes; a chunk never moves, so that a captured graph stays valid while memory grows. The table [slots, pages of a
+of bytes; a chunk never moves, so that a captured graph stays valid while memory grows. Within a chunk the pages of one
+layer lie side by side, as attention reads them. The table [slots, pages of a
 slot] is on the device, has its full size from the start, and is updated by one small copy before a pass that needs it.
 
 Requests and cached prefixes that begin alike have their full pages in common, by reference. A page that is not full is
@@ -27,8 +28,8 @@ from practicum.models.decoder import Shape
 if TYPE_CHECKING:
     from practicum.engines.local.runner import RunningRequest
 
-MIN_CHUNK_BYTES = 256 << 20
-"""Bytes of a chunk, at least: few chunks are few allocations."""
+CHUNK_BYTES = 256 << 20
+"""Bytes of a chunk, at most: few chunks are few allocations."""
 MAX_COPY_BYTES = 256 << 20
 """Bytes of pages that are copied at once, which need as much memory for a moment."""
 PageLocation = tuple[int, int]
@@ -65,45 +66,70 @@ class KVPage:
 
 
 class PagePool:
-    """Pages in chunks [pages, layers, 2 (keys, values), K, PAGE_TOKENS, D]."""
+    """Pages in chunks [layers, pages, 2 (keys, values), K, PAGE_TOKENS, D].
+
+    All chunks have the same number of pages: then the parts of a page in two layers are equally far apart in every
+    chunk, and one table serves all layers.
+    """
 
     def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device) -> None:
-        self._page_shape = (shape.layers, 2, shape.kv_heads, PAGE_TOKENS, shape.head_size)
+        self._layers, self._layer_shape = shape.layers, (2, shape.kv_heads, PAGE_TOKENS, shape.head_size)
         self._dtype, self._device = dtype, device
-        self.page_bytes = int(np.prod(self._page_shape)) * dtype.itemsize
+        self._layer_bytes = int(np.prod(self._layer_shape)) * dtype.itemsize
+        """Bytes of a page in one layer."""
+        self.page_bytes = self._layers * self._layer_bytes
+        self.pages_per_chunk = 0
+        """0: there is no chunk yet."""
         self.chunks: list[Tensor] = []
         self.free: list[PageLocation] = []
-        self.size = 0
-        """Pages of all chunks."""
         self.out_of_memory = False
         """Whether the device had no memory for another chunk."""
+
+    @property
+    def size(self) -> int:
+        """Pages of all chunks."""
+        return len(self.chunks) * self.pages_per_chunk
 
     def offset(self, location: PageLocation) -> int:
         """Where a page is, counted from the first page of the first chunk in units of `OFFSET_UNIT` elements."""
         chunk, index = location
-        distance = self.chunks[chunk].data_ptr() - self.chunks[0].data_ptr() + index * self.page_bytes
+        distance = self.chunks[chunk].data_ptr() - self.chunks[0].data_ptr() + index * self._layer_bytes
         return int(distance // (OFFSET_UNIT * self._dtype.itemsize))
 
     def grow(self, missing: int, most: int | None) -> bool:
-        """Allocate a chunk of `missing` pages or more, of at most `most`; whether there is a new one."""
+        """Allocate chunks of `missing` pages or more, of at most `most` in all; whether there is a new one."""
         if self.out_of_memory or (most is not None and most <= 0):
             return False
-        num_new = max(missing, self.size, MIN_CHUNK_BYTES // self.page_bytes)
-        for count in (num_new, missing):
-            try:
-                self.add_chunk(max(1, count if most is None else min(count, most)))
-                return True
-            except torch.OutOfMemoryError:  # others have taken it: what there is must do
-                continue
-        self.out_of_memory = True
-        return False
+        before = self.size
+        if not self.chunks:
+            self._add_first_chunk(most)
+        while self.size < before + missing and not self.out_of_memory:
+            if most is not None and self.size + self.pages_per_chunk > before + most:
+                break
+            self._add_chunk()
+        return self.size > before
 
-    def add_chunk(self, count: int) -> None:
-        chunk = torch.empty(count, *self._page_shape, dtype=self._dtype, device=self._device)
-        chunk_index = len(self.chunks)
+    def _add_first_chunk(self, most: int | None) -> None:
+        """Choose the size of a chunk: few chunks fill a bound of `most` pages, and none of them is large."""
+        count = max(1, CHUNK_BYTES // self.page_bytes)
+        self.pages_per_chunk = count if most is None else max(1, most // -(-most // count))
+        self._add_chunk()
+        while self.out_of_memory and self.pages_per_chunk > 1:
+            self.pages_per_chunk, self.out_of_memory = self.pages_per_chunk // 2, False
+            self._add_chunk()
+
+    def _add_chunk(self) -> None:
+        try:
+            chunk = self.allocate_chunk()
+        except torch.OutOfMemoryError:  # others have taken it: what there is must do
+            self.out_of_memory = True
+            return
+        self.free[:0] = [(len(self.chunks), index) for index in reversed(range(self.pages_per_chunk))]
         self.chunks.append(chunk)
-        self.free[:0] = [(chunk_index, index) for index in reversed(range(count))]
-        self.size += count
+
+    def allocate_chunk(self) -> Tensor:
+        dims = (self._layers, self.pages_per_chunk, *self._layer_shape)
+        return torch.empty(dims, dtype=self._dtype, device=self._device)
 
     def take(self) -> KVPage:
         return KVPage(self, self.free.pop())
@@ -118,7 +144,7 @@ class PagePool:
         for (first, second), pairs in grouped.items():
             for start in range(0, len(pairs), step):
                 sources, targets = torch.tensor(pairs[start : start + step]).t().contiguous().to(self._device)
-                self.chunks[second].index_copy_(0, targets, self.chunks[first].index_select(0, sources))
+                self.chunks[second].index_copy_(1, targets, self.chunks[first].index_select(1, sources))
 
 
 class CudaKVCache(KVCache):
@@ -160,7 +186,7 @@ class CudaKVCache(KVCache):
     def grow(self, num_tokens: int) -> bool:
         """Let a slot have `num_tokens`: nothing is allocated, but work is divided among programs by the capacity."""
         if self._padding_page is None:
-            self.pool.grow(1, None)
+            self.pool.grow(1, None if self.max_pages is None else self.max_pages + 1)
             if not self.pool.chunks:
                 raise KVCacheFull("the GPU has no memory for a single page of keys and values")
             self._padding_page = self.pool.take()
@@ -192,10 +218,13 @@ class CudaKVCache(KVCache):
         return 1 + num_pages(len(one.ids) + num_steps) - sum(bool(page.num_slots) for page in shared)
 
     def _num_growable(self) -> int | None:
-        """Pages that may still be allocated; None: any number."""
+        """Pages that may still be allocated, in whole chunks; None: any number."""
         if self.pool.out_of_memory:
             return 0
-        return None if self.max_pages is None else max(0, self.max_pages + 1 - self.pool.size)
+        if self.max_pages is None:
+            return None
+        per_chunk = max(1, self.pool.pages_per_chunk)
+        return max(0, self.max_pages + 1 - self.pool.size) // per_chunk * per_chunk
 
     def reserve_steps(self, running: Sequence[RunningRequest], num_steps: int) -> bool:
         """Reserve pages for the tokens that the next call writes; surplus tokens of finished ones go to page 0."""
@@ -223,7 +252,7 @@ class CudaKVCache(KVCache):
             missing = count - len(self.pool.free)
             if self.pool.grow(missing, self._num_growable()) or self.prefixes.drop_oldest():
                 continue
-            if not (alone and self.pool.grow(missing, missing)):
+            if not (alone and self.pool.grow(missing, None)):
                 return False
         return True
 
@@ -293,5 +322,5 @@ class CudaKVCache(KVCache):
 
     def layer(self, layer: int) -> LayerPages:
         """One layer's pages, as the kernels take them."""
-        keys, values = self.pool.chunks[0][0, layer]
+        keys, values = self.pool.chunks[0][layer, 0]
         return LayerPages(keys, values, self.table, self.capacity)

@@ -29,12 +29,14 @@ from practicum.engines.local.runner import (
     any_adapter,
     any_constrained,
     any_filtered,
+    any_top_logprobs,
     filtered_logits,
     sample,
 )
 from practicum.engines.local.sampling_mask_buffers import KeptBuffers, append_kept
 from practicum.engines.local.shared_prefix import SharedPrefixGroups
 from practicum.engines.local.token_masks import masked_logits
+from practicum.engines.local.top_logprob_buffers import TopLogprobBuffers, append_top_logprobs
 from practicum.kernels import CAPTURING, decode_attention, fused_matmul, prefill_attention, slot_init
 from practicum.kernels.fused_layers import add_norm, rope_
 from practicum.kernels.lm_head import float32_matmul
@@ -52,9 +54,10 @@ LARGE_BATCH_MULTIPLE = 128
 SWITCH_INTERVAL_SECONDS = 0.0002
 """Seconds for which a busy thread may hold Python's lock while another waits for it. The engine's thread releases it
 whenever it waits for the GPU; with Python's own 0.005 it would get it back later than the GPU has run a whole graph."""
-GraphKey = tuple[int, bool, tuple[str, ...], bool]
-"""What decode steps are captured for: rows, whether any request filters its tokens, the adapters that are computed, and
-whether any request is in a group that reads its shared prefix jointly."""
+GraphKey = tuple[int, bool, bool, tuple[str, ...], bool]
+"""What decode steps are captured for: rows, whether any request filters its tokens, whether any asks for the most
+likely ones, the adapters that are computed, and whether any request is in a group that reads its shared prefix
+jointly."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +68,7 @@ class PendingDecode:
     results: Tensor  # [slots, steps, 2] ids and log-probs, pinned
     done: Any
     kept: Tensor | None = None  # [slots, steps, words] the tokens that were sampled among, pinned
+    top: Tensor | None = None  # [slots, steps, count, 2] the most likely tokens, pinned
 
 
 class CudaRunner:
@@ -114,6 +118,8 @@ class CudaRunner:
         self._uses_min_p = False
         self.kept: KeptBuffers | None = None
         """The tokens that filtered requests sample among, once there is such a request."""
+        self.top: TopLogprobBuffers | None = None
+        """The most likely tokens, once there is a request that asks for them."""
 
     def batch_size(self, count: int) -> int:
         """The number of rows in which `count` requests are decoded; each size is captured when it is first needed."""
@@ -294,9 +300,10 @@ class CudaRunner:
     def _launch(self, running: list[RunningRequest]) -> None:
         """Start decode steps for a batch; rows behind `running` only pad it."""
         num_rows = self.batch_size(len(running))
-        key = (num_rows, any_filtered(running), self.adapters_of(running), self.groups.update(running))
+        joint = self.groups.update(running)
+        key = (num_rows, any_filtered(running), any_top_logprobs(running), self.adapters_of(running), joint)
         self.send_slots([one.slot for one in running], num_rows)
-        kept = self.kept_buffers(running)
+        kept, top = self.kept_buffers(running), self.top_buffers(running)
         if self.capturing:
             if key not in self._decode_graphs:
                 self._decode_graphs[key] = self.capture_decode(key)
@@ -307,7 +314,8 @@ class CudaRunner:
         self._num_decodes += 1
         results[:num_rows].copy_(self.results[:num_rows], non_blocking=True)
         copy = None if kept is None else kept.copy_to_host(num_rows)
-        self._pending.append(PendingDecode(running, results, record_event(self.device), copy))
+        top_copy = None if top is None else top.copy_to_host(num_rows)
+        self._pending.append(PendingDecode(running, results, record_event(self.device), copy, top_copy))
 
     def kept_buffers(self, running: Sequence[RunningRequest]) -> KeptBuffers | None:
         """The buffers of the tokens that are sampled among, where any request leaves some out."""
@@ -317,6 +325,15 @@ class CudaRunner:
             shape = (self.kv_cache.num_slots, self.settings.steps_per_decode, self.decoder.shape.vocabulary)
             self.kept = KeptBuffers(*shape, self.device, self.capturing)
         return self.kept
+
+    def top_buffers(self, running: Sequence[RunningRequest]) -> TopLogprobBuffers | None:
+        """The buffers of the most likely tokens, where any request asks for them."""
+        if not any_top_logprobs(running):
+            return None
+        if self.top is None:
+            shape = (self.kv_cache.num_slots, self.settings.steps_per_decode, self.decoder.shape.vocabulary)
+            self.top = TopLogprobBuffers(*shape, self.device, self.capturing)
+        return self.top
 
     def send_slots(self, slots: list[int], num_rows: int) -> None:
         """Set the slots of the rows and the pages of the slots; rows behind `slots` only pad the batch."""
@@ -333,6 +350,8 @@ class CudaRunner:
             pending.done.synchronize()
         if pending.kept is not None:
             append_kept(pending.running, pending.kept)
+        if pending.top is not None:
+            append_top_logprobs(pending.running, pending.top)
         return decoded_tokens(pending.running, pending.results, end_ids)
 
     def capture_decode(self, key: GraphKey) -> Any:
@@ -340,15 +359,17 @@ class CudaRunner:
         state = (self.state.last_id, self.state.position, self.state.step)
         return self.capture_unchanged(state, lambda: self._decode_steps(*key), lambda: self._decode_step(*key, 0))
 
-    def _decode_steps(self, num_rows: int, filtered: bool, adapters: tuple[str, ...], joint: bool) -> None:
+    def _decode_steps(self, *key: *GraphKey) -> None:
         """All steps of a call, as one graph: each launch releases Python's lock, and regains it late among episodes."""
         for step in range(self.settings.steps_per_decode):
-            self._decode_step(num_rows, filtered, adapters, joint, step)
+            self._decode_step(*key, step)
 
     @torch.inference_mode()
-    def _decode_step(self, num_rows: int, filtered: bool, adapters: tuple[str, ...], joint: bool, step: int) -> None:
+    def _decode_step(
+        self, num_rows: int, filtered: bool, with_top: bool, adapters: tuple[str, ...], joint: bool, step: int
+    ) -> None:
         """Feed the last token of every row and sample the next."""
-        self.sample(self.next_logits(num_rows, adapters, joint), filtered, step)
+        self.sample(self.next_logits(num_rows, adapters, joint), filtered, with_top, step)
 
     def next_logits(self, num_rows: int, adapters: tuple[str, ...], joint: bool) -> Tensor:
         """Feed the last token of every row: the logits of the next [W, V] in float32."""
@@ -374,11 +395,21 @@ class CudaRunner:
         plain = type(head) is torch.nn.Linear and head.bias is None
         return float32_matmul(hidden, head.weight) if plain else decoder.logits(hidden).float()
 
-    def sample(self, logits: Tensor, filtered: bool, step: int, masks: Tensor | None = None) -> None:
-        """Sample a token per row of logits [W, V], among those of `masks` [W, words] where it is given."""
+    def sample(self, logits: Tensor, filtered: bool, with_top: bool, step: int, masks: Tensor | None = None) -> None:
+        """Sample a token per row of logits [W, V], among those of `masks` [W, words] where it is given.
+
+        `with_top`: store the most likely tokens too, of the same distribution.
+        """
         state, slots = self.state, self._slots[: len(logits)]
+        allowed = masked_logits(logits, masks) if masks is not None and (filtered or with_top) else logits
         if filtered:
-            self._sample_filtered(logits if masks is None else masked_logits(logits, masks), slots, step)
+            temperature = state.temperature[slots]
+            allowed = filtered_logits(allowed, temperature, state.top_k[slots], state.top_p[slots], state.min_p[slots])
+        if with_top:
+            assert self.top is not None, "there are no buffers for the most likely tokens"
+            self.top.write(allowed, state.temperature[slots], step)
+        if filtered:
+            self._sample_filtered(allowed, slots, step)
             return
         inputs = (state.last_id, state.position, state.step)
         padding_slot = self.kv_cache.padding_slot
@@ -387,10 +418,9 @@ class CudaRunner:
         )
 
     def _sample_filtered(self, logits: Tensor, slots: Tensor, step: int) -> None:
-        """What `decode_attention.sample` does, among each row's most likely tokens."""
+        """What `decode_attention.sample` does, among the tokens that filters have left."""
         state, num_rows, steps = self.state, len(slots), self.state.step[slots]
         noise, temperature = state.noise[slots, steps.clamp(max=state.noise.shape[1] - 1)], state.temperature[slots]
-        logits = filtered_logits(logits, temperature, state.top_k[slots], state.top_p[slots], state.min_p[slots])
         assert self.kept is not None, "there are no buffers for the kept tokens"
         self.kept.write(logits, step)
         ids, logprobs = sample(logits, noise, temperature)

@@ -25,7 +25,7 @@ from torch import nn
 from practicum.chat.grammar import GrammarMatcher
 from practicum.chat.renderer import Renderer
 from practicum.chat.sampling_mask import encode_kept
-from practicum.engines.base import Generation, Request, SampledToken, Weights
+from practicum.engines.base import MAX_TOP_LOGPROBS, Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
 from practicum.engines.local.cuda_kv_cache import free_bytes
 from practicum.engines.local.kv_cache import (
@@ -172,8 +172,8 @@ class LocalEngine:
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.adapter != BASE:
             self._named_adapters().check(request.adapter)
-        if request.top_logprobs and self.runner.asynchronous:
-            raise UserError("The most likely tokens (top_logprobs) are reported on a CPU only.")
+        if request.top_logprobs > MAX_TOP_LOGPROBS:
+            raise UserError(f"At most {MAX_TOP_LOGPROBS} of the most likely tokens (top_logprobs) are reported.")
         max_new_tokens = min(request.sampling.max_tokens, context - len(request.ids))
         loop = asyncio.get_running_loop()
         running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
@@ -314,7 +314,7 @@ class LocalEngine:
                 item = self._inbox.get(block=idle)
             except queue.Empty:
                 if not gather or num_received == num_seen or num_received >= self.max_batch:
-                    if gather:  # none of those that came together waits for the others' first steps
+                    if gather:
                         self._admit(at_once=True)
                     return True
                 num_seen = num_received
@@ -372,12 +372,15 @@ class LocalEngine:
         self._end_sessions()
 
     def _admit(self, at_once: bool = False) -> None:
-        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits."""
+        """Admit waiting requests in waves: a prompt whose next uncached block another one is about to compute waits.
+
+        `at_once`: the engine was idle, and none of those that came together waits for the others' first steps.
+        """
         interval = 0 if at_once else self.runner.admission_interval
         if self._running and self._steps_since_admission < interval:
             return
         self._steps_since_admission = 0
-        decoding = bool(self._running) or not self.runner.asynchronous
+        decoding = (bool(self._running) and not at_once) or not self.runner.asynchronous
         while self.waiting and len(self._running) < self._batch_limit:
             try:
                 wave = self._next_wave()

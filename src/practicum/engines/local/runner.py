@@ -354,10 +354,16 @@ def sample(logits: Tensor, uniform: Tensor, temperature: Tensor) -> tuple[Tensor
 
 def most_likely(count: int, logits: Tensor, temperature: Tensor) -> list[TopLogprobs]:
     """The `count` most likely tokens of each row of logits [B, V], in the distribution that `sample` draws from."""
-    scaled = logits.float() / torch.where(temperature <= 0, 1.0, temperature)[:, None]
-    values, ids = scaled.log_softmax(-1).topk(min(count, logits.shape[-1]), dim=-1)
+    values, ids = top_logprobs_of(min(count, logits.shape[-1]), logits, temperature)
     rows = zip(ids.tolist(), values.tolist(), strict=True)
     return [tuple((i, v) for i, v in zip(*row, strict=True) if v > -torch.inf) for row in rows]
+
+
+def top_logprobs_of(count: int, logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
+    """The log-probs [B, count] and ids [B, count] of the most likely tokens, at a temperature [B]."""
+    scaled = logits.float() / torch.where(temperature <= 0, 1.0, temperature)[:, None]
+    values, ids = scaled.log_softmax(-1).topk(count, dim=-1)
+    return values, ids
 
 
 def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
@@ -523,6 +529,11 @@ def any_constrained(running: Sequence[RunningRequest]) -> bool:
 def any_filtered(running: Sequence[RunningRequest]) -> bool:
     """Whether any request samples among its most likely tokens only (top-k, top-p, min-p)."""
     return any(one.is_filtered for one in running)
+
+
+def any_top_logprobs(running: Sequence[RunningRequest]) -> bool:
+    """Whether any request asks for the most likely tokens."""
+    return any(one.request.top_logprobs > 0 for one in running)
 
 
 def any_adapter(running: Sequence[RunningRequest]) -> bool:

@@ -6,6 +6,7 @@ tokens before it only.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -31,7 +32,13 @@ class BatchMasks:
         self._future: Future[None] | None = None
 
     def start(self, running: Sequence[RunningRequest]) -> None:
-        """Begin to compute the masks of a batch's next tokens; row i is that of the request at index i."""
+        """Begin to compute the masks of a batch's next tokens; row i is that of the request at index i.
+
+        Masks that are on their way and that nobody has waited for are given up.
+        """
+        if self._future is not None:  # it writes to the same rows
+            with contextlib.suppress(Exception):
+                self._future.result()
         matchers = [
             (one.matcher, row)
             for row, one in enumerate(running)

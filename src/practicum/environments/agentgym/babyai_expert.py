@@ -111,10 +111,10 @@ def _prepare(world: RoomGridLevel, do: Any) -> None:
             do(LEFT)
     width = world.grid.width
     hidden = [n for n, cell in enumerate(world.grid.grid) if cell and getattr(cell, "contains", None)]
-    for number in hidden:
+    for index in hidden:
         free = frozenset((n % width, n // width) for n, cell in enumerate(world.grid.grid) if cell is None)
         path = path_to(free, (int(world.agent_pos[0]), int(world.agent_pos[1])), int(world.agent_dir),
-                     (number % width, number // width))  # fmt: skip
+                     (index % width, index // width))  # fmt: skip
         for action in [*path, TOGGLE] if path is not None else []:
             do(action)
 
@@ -168,12 +168,12 @@ def _covers(actions: list[int], world: RoomGridLevel, moves: list[Move], at: int
     cut = next((n for n, action in enumerate(actions) if action > FORWARD), len(actions))
     walk, rest = actions[:cut], actions[cut:]
     end, here, best = _walked(_place(world), walk), _place(world), 0
-    for number in range(at, len(moves) + 1):
-        if here == end and [move.action for move in moves[number : number + len(rest)]] == rest:
-            best = number - at + len(rest)
-        if number == len(moves) or moves[number].action > FORWARD or (number > at and moves[number - 1].milestone):
+    for index in range(at, len(moves) + 1):
+        if here == end and [move.action for move in moves[index : index + len(rest)]] == rest:
+            best = index - at + len(rest)
+        if index == len(moves) or moves[index].action > FORWARD or (index > at and moves[index - 1].milestone):
             break
-        here = moves[number].position
+        here = moves[index].position
     return best
 
 

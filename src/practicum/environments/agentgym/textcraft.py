@@ -219,15 +219,15 @@ class TextCraft(AgentGymEnvironment):
         held = dict(plan.gets)
         lines = [(f"I need {count} {item}.", self._write_get(item, count)) for item, count in plan.gets]
         for recipe, times in plan.crafts:
-            why = f"Now I can craft {recipe.output}."
+            thought = f"Now I can craft {recipe.output}."
             for _ in range(times):
-                lines.append((why, self._write_craft(recipe, held)))
+                lines.append((thought, self._write_craft(recipe, held)))
                 for name, count in recipe.ingredients:
                     held[name] -= count
                 held[recipe.output] = held.get(recipe.output, 0) + recipe.makes
         # Only `react` has room for a thought: in `hf` the whole reply is the command.
         thinks = self.format.name == "react"
-        actions = iter([Action(content=text, thought=why if thinks else "") for why, text in lines])
+        actions = iter([Action(content=text, thought=thought if thinks else "") for thought, text in lines])
         return lambda observation: next(actions, Action(content="inventory"))
 
     def random(self, task: Task, seed: int) -> ScriptedPolicy:

@@ -244,10 +244,10 @@ class PlanningEpisode:
 
     def _answer(self, components: dict[str, float], done: bool, truncated: bool = False) -> PlanningStep:
         """The reward of this step, cut so that the sum of the episode stays in range; `clip` is what was cut."""
-        wanted = self.total + sum(components.values())
-        total = rewards.clipped({"total": wanted})
-        if total != wanted:
-            components["clip"] = total - wanted
+        target = self.total + sum(components.values())
+        total = rewards.clipped({"total": target})
+        if total != target:
+            components["clip"] = total - target
         reward, self.total = total - self.total, total
         prompt = "" if done else self.prompt()
         success = self._success() if done else None

@@ -84,8 +84,8 @@ def goals_of(fields: Mapping[str, Any]) -> tuple[PlanGoal, ...]:
             for goal in fields["goals"]
         )
         for index, goal in enumerate(goals):
-            known = goal.type in RECIPES or is_step(goal.type)
-            if not known or any(not 0 <= position < index for position in goal.after):
+            is_valid = goal.type in RECIPES or is_step(goal.type)
+            if not is_valid or any(not 0 <= position < index for position in goal.after):
                 raise ValueError(goal)
             for modifier in goal.modifiers:
                 recipe(goal.type, (modifier,))

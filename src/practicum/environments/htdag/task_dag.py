@@ -222,11 +222,11 @@ class TaskDAG:
 
     def copy(self) -> TaskDAG:
         """Return a DAG that shares nothing with this one that could change."""
-        made = TaskDAG()
-        made._nodes, made._parent = dict(self._nodes), dict(self._parent)
-        made._children = {task_id: list(ids) for task_id, ids in self._children.items()}
-        made._dependencies = {task_id: list(ids) for task_id, ids in self._dependencies.items()}
-        return made
+        graph = TaskDAG()
+        graph._nodes, graph._parent = dict(self._nodes), dict(self._parent)
+        graph._children = {task_id: list(ids) for task_id, ids in self._children.items()}
+        graph._dependencies = {task_id: list(ids) for task_id, ids in self._dependencies.items()}
+        return graph
 
     def to_dict(self) -> dict[str, Any]:
         """The DAG as JSON."""
@@ -240,14 +240,14 @@ class TaskDAG:
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> TaskDAG:
         """Read `to_dict`'s form; GraphError for one that is not a DAG."""
-        made = cls()
+        graph = cls()
         for task in value["tasks"]:
             fields = {key: task[key] for key in TaskNode.__dataclass_fields__ if key in task}
-            made.add_task(TaskNode(**fields), task.get("parent"))
+            graph.add_task(TaskNode(**fields), task.get("parent"))
         for task in value["tasks"]:
             for before in task.get("dependencies", ()):
-                made.add_dependency(before, task["task_id"])
-        return made
+                graph.add_dependency(before, task["task_id"])
+        return graph
 
     # Begin and end of each task are events: a parent begins before its parts and ends after them. The order is possible
     # if the graph of events has no cycle.

@@ -255,7 +255,7 @@ SOURCE: Mapping[str, str] = {
 
 
 def _templates() -> tuple[RequestTemplate, ...]:
-    made = []
+    templates = []
     for domain, text in SOURCE.items():
         for index, line in enumerate(text.strip().splitlines()):
             level, split, rest = line.split(maxsplit=2)
@@ -264,8 +264,8 @@ def _templates() -> tuple[RequestTemplate, ...]:
                 TemplateTask(words[-2], words[-1], words[0] if len(words) == 3 else "")
                 for words in (goal.split() for goal in rest.removeprefix(pattern).split(";"))
             )
-            made.append(RequestTemplate(f"{domain}-{index}", domain, level, split, pattern, goals))
-    return tuple(made)
+            templates.append(RequestTemplate(f"{domain}-{index}", domain, level, split, pattern, goals))
+    return tuple(templates)
 
 
 TEMPLATES = _templates()
@@ -297,9 +297,9 @@ def drawn_templates() -> tuple[RequestTemplate, ...]:
     domains = {template.goals[0].type: template.domain for template in reversed(TEMPLATES)}
     types = sorted(kinds)
     patterns, weights = list(PATTERN_WEIGHTS), [weight for _, weight in PATTERN_WEIGHTS.values()]
-    made: list[RequestTemplate] = []
+    templates: list[RequestTemplate] = []
     for _ in range(20 * NUM_DRAWN_TEMPLATES):
-        if len(made) == NUM_DRAWN_TEMPLATES:
+        if len(templates) == NUM_DRAWN_TEMPLATES:
             break
         (pattern,) = rng.choices(patterns, weights)
         drawn = rng.sample(types, len(PATTERNS[pattern].after))
@@ -313,13 +313,13 @@ def drawn_templates() -> tuple[RequestTemplate, ...]:
             goals[1] = TemplateTask(drawn[1], kinds[drawn[1]], MENTIONED)
         level = PATTERN_WEIGHTS[pattern][0]
         template = RequestTemplate(
-            f"drawn-{len(made)}", domains.get(drawn[0], "mixed"), level, "train", pattern, tuple(goals)
+            f"drawn-{len(templates)}", domains.get(drawn[0], "mixed"), level, "train", pattern, tuple(goals)
         )
         if combination(template) in held_out or (pattern, template.goals) in existing:
             continue
         existing.add((pattern, template.goals))
-        made.append(template)
-    return tuple(made)
+        templates.append(template)
+    return tuple(templates)
 
 
 def _drawn_modifier(rng: random.Random, type: str) -> str:

@@ -55,11 +55,11 @@ class CodeRuleRunner:
         texts = dict(sorted(zip(keys, outputs, strict=True)))
         codes = [content_hash(rule.code) for rule in rules]
         # Copied now: while the others run, another episode may push these out of the cache.
-        found = {(code, key): self._cache[code, key] for code in codes for key in keys if (code, key) in self._cache}
+        scores = {(code, key): self._cache[code, key] for code in codes for key in keys if (code, key) in self._cache}
         missing = {
             code: self._running.setdefault((code, *texts), RuleRun(rule.code, task_input, tuple(texts.values())))
             for rule, code in zip(rules, codes, strict=True)
-            if any((code, key) not in found for key in keys)
+            if any((code, key) not in scores for key in keys)
         }
         if missing:
             try:
@@ -68,11 +68,13 @@ class CodeRuleRunner:
                 for code in missing:
                     self._running.pop((code, *texts), None)
             for code, result in zip(missing, results, strict=True):
-                fresh = {(code, key): score for key, score in zip(texts, scores_of(result, len(texts)), strict=True)}
-                found |= fresh
+                new_scores = {
+                    (code, key): score for key, score in zip(texts, scores_of(result, len(texts)), strict=True)
+                }
+                scores |= new_scores
                 if result.outcome in FINAL_OUTCOMES:
-                    self._remember(fresh)
-        return [[found[code, key] for key in keys] for code in codes]
+                    self._remember(new_scores)
+        return [[scores[code, key] for key in keys] for code in codes]
 
     async def _run(self, runs: Sequence[RuleRun]) -> list[RunResult]:
         with queued():  # rules of other episodes may run first; every rule has limits of its own
@@ -80,8 +82,8 @@ class CodeRuleRunner:
             await asyncio.sleep(0)  # episodes that end at the same time add theirs too
             return await in_thread(self.queue.wait, runs)
 
-    def _remember(self, fresh: dict[tuple[str, str], RuleScore]) -> None:
-        self._cache.update(fresh)
+    def _remember(self, new_scores: dict[tuple[str, str], RuleScore]) -> None:
+        self._cache.update(new_scores)
         while len(self._cache) > MAX_CACHED_SCORES:
             self._cache.popitem(last=False)
 

@@ -131,8 +131,8 @@ def _draft_table(spec: WorkSpec, totals: dict[str, str], defects: Set[Aspect], r
         items = items[::-1] if random.below(2) else items[len(items) // 2 :] + items[: len(items) // 2]
     rows: list[tuple[object, ...]] = []
     for label, values in items:
-        known = dict(zip(spec.measures, values, strict=True))
-        rows.append((label, *(known.get(column, f"{column[:3]}{label[:2]}") for column in columns[1:])))
+        measured = dict(zip(spec.measures, values, strict=True))
+        rows.append((label, *(measured.get(column, f"{column[:3]}{label[:2]}") for column in columns[1:])))
     sums = " ".join(f"{measure} {total}" for measure, total in totals.items())
     return f"{table_text(columns, rows)}\nTotals: {sums}"
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from practicum.data.task_file import read_task_file
@@ -25,7 +25,6 @@ from practicum.environments.rubric.probes import PROBES, dropped_criteria, probe
 from practicum.environments.rubric.rewards import (
     MINIMA,
     REWARDS,
-    SCALAR_REWARDS,
     RubricComparison,
     coverage_of,
     l1,
@@ -190,14 +189,13 @@ class RubricEnvironment(Environment):
         wanted = await self._ground_truth_scores(trained)
         coverage = coverage_of(rubric, trained)
         comparison = RubricComparison(synthetic, wanted, rubric.num_rules, self.num_questions, coverage)
+        components: Mapping[str, float]
         if self.reward == FLATTERED:
             total = flattered_score(rubric)
             components = {"flattered": total}
         else:
             reward = REWARDS[self.reward](comparison)
-            total, components = reward.total, dict(reward.components)
-            if self.reward in SCALAR_REWARDS:  # the paper prints both scores of every episode
-                components |= {"synthetic": synthetic[0], "ground_truth": wanted[0], "valid": 1.0}
+            total, components = reward.total, reward.components
         full = wanted if trained is case.ground_truth else await self._ground_truth_scores(case.ground_truth)
         rank, score = spearman(synthetic, full), score_agreement(synthetic, full)
         agreement = 0.625 * max(rank, 0.0) + 0.375 * max(score, 0.0)

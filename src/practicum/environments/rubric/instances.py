@@ -151,10 +151,10 @@ def _preferences(spec: WorkSpec, written: Rubric, level: int, random: SeededRand
     free = list(spec.aspects)
     kinds = [rule.kind for rule in written.all_rules if isinstance(rule, MenuRule)]
     count = level + 1 + random.below(2)
-    wanted = [kinds[i] for i in sorted(random.sample(range(len(kinds)), min(count, len(kinds))))]
+    chosen_kinds = [kinds[i] for i in sorted(random.sample(range(len(kinds)), min(count, len(kinds))))]
     rules: list[MenuRule] = []
     while len(rules) < count:
-        kind = wanted.pop(0) if wanted else None
+        kind = chosen_kinds.pop(0) if chosen_kinds else None
         options = [aspect for aspect in free if kind in (None, aspect[0])]
         if not options:
             continue

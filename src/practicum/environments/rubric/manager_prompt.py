@@ -113,6 +113,6 @@ def _parse_json(text: str) -> Question | Generated:
         generated = GeneratedRubric.model_validate(value.get("rubric", value))
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        raise UnreadableReply(f"the rubric is not valid: {place}: {first['msg']}") from None
+        location = ".".join(map(str, first["loc"]))
+        raise UnreadableReply(f"the rubric is not valid: {location}: {first['msg']}") from None
     return Generated(generated.rubric())

@@ -93,8 +93,8 @@ def score_agreement(synthetic: Sequence[float], ground_truth: Sequence[float]) -
 def coverage_of(rubric: Rubric, ground_truth: Rubric) -> float:
     """Return the share of the ground truth's rules that the rubric has, by kind and parameter or by name."""
     own = {rule_label(rule).lower() for rule in rubric.all_rules}
-    wanted = [rule_label(rule).lower() for rule in ground_truth.all_rules]
-    return sum(label in own for label in wanted) / len(wanted)
+    expected_labels = [rule_label(rule).lower() for rule in ground_truth.all_rules]
+    return sum(label in own for label in expected_labels) / len(expected_labels)
 
 
 def quality_term(num_rules: int) -> float:

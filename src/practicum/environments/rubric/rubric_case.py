@@ -178,8 +178,8 @@ def rubric_of_field(value: object, name: str) -> Rubric:
         raise UserError(f"The rubric of '{name}' cannot be read: {error}.") from None
     except ValidationError as error:
         first = error.errors()[0]
-        place = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
-        raise UserError(f"The rubric of '{name}' is not valid: {place}{first['msg']}.") from None
+        location = f"{'.'.join(map(str, first['loc']))}: " if first["loc"] else ""
+        raise UserError(f"The rubric of '{name}' is not valid: {location}{first['msg']}.") from None
     raise UserError(f"'{name}' has no rubric; give it in the menu form or as JSON.")
 
 

@@ -52,8 +52,10 @@ def words_of(text: str) -> list[str]:
 
 
 def _contains(text: str, phrase: str) -> bool:
-    words, wanted = words_of(text), words_of(phrase)
-    return bool(wanted) and any(words[i : i + len(wanted)] == wanted for i in range(len(words) - len(wanted) + 1))
+    words, phrase_words = words_of(text), words_of(phrase)
+    return bool(phrase_words) and any(
+        words[i : i + len(phrase_words)] == phrase_words for i in range(len(words) - len(phrase_words) + 1)
+    )
 
 
 def _section(task_input: str, output: str, heading: str) -> float:

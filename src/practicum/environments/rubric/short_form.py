@@ -98,8 +98,8 @@ class Legend:
     def phrase(self, rule: MenuRule, random: SeededRandom) -> str:
         """Return a preference as the stakeholder says it."""
         words = random.choice(PHRASES[rule.kind])
-        said = words.format(self.letter(rule)) if "{}" in words else words
-        return f"{said} {random.choice(IMPORTANCE[max(1, min(3, round(rule.weight)))])}"
+        text = words.format(self.letter(rule)) if "{}" in words else words
+        return f"{text} {random.choice(IMPORTANCE[max(1, min(3, round(rule.weight)))])}"
 
 
 def as_items(texts: Sequence[str], num_before: int = 0) -> str:

@@ -106,9 +106,9 @@ class Stakeholder:
         stated = [rule for rule in self._rules() if topic_of(rule) not in self.hidden_topics]
         if self.legend is not None:
             return "\n".join(filter(None, (self._as_items(stated), hints(self.hidden_topics))))
-        said = "; ".join(self._phrase(rule) for rule in stated) or "I have a few wishes"
+        preferences = "; ".join(self._phrase(rule) for rule in stated) or "I have a few wishes"
         more = f" More on {', '.join(self.hidden_topics)}." if self.hidden_topics else ""
-        return f"{said}.{more}"
+        return f"{preferences}.{more}"
 
     def scripted_answer(self, topic: str) -> str:
         """Return the preferences of a topic; those stated before, and topics asked about before, are not repeated."""

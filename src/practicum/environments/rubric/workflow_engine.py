@@ -44,9 +44,9 @@ class PolicyWorker:
     async def perform(self, work: Work) -> str:
         inputs = "\n\n".join(f"{resource.file_name}:\n{resource.text}" for resource in work.inputs.values())
         form = {"csv": "a table with | between cells", "xlsx": "a table with | between cells", "code": "Python code"}
-        wanted = form.get(work.task.form, "a document in Markdown")
+        form_text = form.get(work.task.form, "a document in Markdown")
         parts = [f"Goal: {work.goal}", f"Task: {work.task.name}. {work.task.description}", self.guidance, inputs]
-        question = "\n\n".join(part for part in (*parts, f"Reply with {wanted} only.") if part)
+        question = "\n\n".join(part for part in (*parts, f"Reply with {form_text} only.") if part)
         reply = await self.model.reply([Message("user", question)], seed=work.seed)
         return reply.text
 

@@ -95,10 +95,10 @@ class Goal:
 def gives_answer(message: str, answer: str, distractors: Sequence[str] = ()) -> bool:
     """Whether a message gives an answer as whole words, and neither a distractor nor, if the answer has a number, any
     other number: a list of all that it might be is no answer."""
-    words, wanted = _words(message), _words(answer)
-    if f" {wanted} " not in f" {words} " or any(f" {_words(wrong)} " in f" {words} " for wrong in distractors):
+    words, answer_words = _words(message), _words(answer)
+    if f" {answer_words} " not in f" {words} " or any(f" {_words(wrong)} " in f" {words} " for wrong in distractors):
         return False
-    numbers = {word for word in wanted.split() if word.isdecimal()}
+    numbers = {word for word in answer_words.split() if word.isdecimal()}
     return not numbers or {word for word in words.split() if word.isdecimal()} == numbers
 
 

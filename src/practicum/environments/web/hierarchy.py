@@ -233,12 +233,12 @@ class HierarchyEnvironment(BrowserEnvironment):
         return replace(observation, action=Action(calls=(choice.call,)), source=choice.source)
 
     def _recovery_choice(self) -> ScriptedAction | None:
-        found = recovery_action(self.past, self.view) if self.hierarchy.recovery else None
-        if found is None or found[0].name not in self.actions:
+        recovery = recovery_action(self.past, self.view) if self.hierarchy.recovery else None
+        if recovery is None or recovery[0].name not in self.actions:
             return None
         self.counters.recoveries += 1
         self._macro = None
-        return ScriptedAction(*found)
+        return ScriptedAction(*recovery)
 
     def _is_manager_first(self) -> bool:
         """Whether the manager is asked before macro and cache; while a macro runs, it is not."""

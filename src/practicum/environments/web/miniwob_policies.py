@@ -52,9 +52,6 @@ class Screen:
                 return self.nodes[index - 1]
         return self.named(text, "link", "text")
 
-    def is_filled(self, *texts: str) -> bool:
-        return [node.value for node in self.all("textbox")[: len(texts)]] == list(texts)
-
 
 Policy = Callable[[str, Sequence[Node], Sequence[str]], Action]
 """Returns an action from the goal, the nodes of the page and the actions so far."""

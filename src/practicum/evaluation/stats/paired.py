@@ -20,14 +20,25 @@ MAX_EXACT_DIFFERENCES = 16
 """Differences other than zero up to which every choice of signs is tried."""
 MAX_RANKED_DIFFERENCES = 13
 """Differences up to which scipy's Wilcoxon test lists all signs too where ranks tie, which takes it seconds."""
+MAX_MID_P_SHARE = 0.85
+"""Share of tasks gained or lost up to which McNemar's test uses the mid-p value, beyond it the exact one."""
 
 
-def mcnemar(gained: int, lost: int) -> float:
-    """McNemar's mid-p value from the number of tasks gained and lost; tasks that both solve or both fail take no part.
+def is_mid_p(differing: int, count: int) -> bool:
+    """Whether McNemar's test uses the mid-p value where so many of `count` tasks are gained or lost."""
+    return differing <= MAX_MID_P_SHARE * count
 
-    The counts observed enter with half of their probability. The exact test keeps its level for certain, but with few
-    tasks it is far below it and wastes power (Fagerland, Lydersen and Laake 2013).
+
+def mcnemar(gained: int, lost: int, count: int) -> float:
+    """The p-value of McNemar's test from the number of tasks gained and lost, of `count` tasks in all.
+
+    It is the mid-p value: the counts observed enter with half of their probability. The exact test keeps its level for
+    certain, but with few tasks it is far below it and wastes power (Fagerland, Lydersen and Laake 2013). The mid-p test
+    keeps its level on average over the number of tasks that differ. Where nearly all tasks differ, that number hardly
+    varies and the mid-p test rejects up to 7.7 % of the time at 5 % (16 of 16 tasks): the exact p-value is used there.
     """
+    if not is_mid_p(gained + lost, count):
+        return mcnemar_exact(gained, lost)
     if gained == lost:
         return 1.0
     return 2 * float(special.bdtr(min(gained, lost), gained + lost, 0.5)) - _fair_binomial(gained, gained + lost)

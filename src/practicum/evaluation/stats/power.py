@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special, stats
 
+from practicum.evaluation.stats.paired import MAX_MID_P_SHARE
 from practicum.utils.arrays import FloatArray
 
 POWER = 0.80
@@ -48,22 +49,22 @@ def minimum_detectable(deviation: float, count: int, alpha: float = 0.05, power:
 
 
 @functools.lru_cache(maxsize=64)
-def least_significant(alpha: float, size: int) -> NDArray[np.int64]:
+def least_significant(alpha: float, size: int, exact: bool = False) -> NDArray[np.int64]:
     """The smallest number gained that McNemar's mid-p test rejects at alpha [size], by the total gained or lost.
 
-    Where no number does, one more than the total.
+    Where no number does, one more than the total. `exact`: that of the exact test.
     """
-    totals = np.arange(size)
+    totals, observed = np.arange(size), 2 if exact else 1
     count = np.asarray(stats.binom.isf(alpha / 2, totals, 0.5), dtype=np.int64)
     for candidate in (count + 1, count, count - 1):  # mid-p rejects one earlier than the exact test, at most
-        p = 2 * stats.binom.sf(candidate, totals, 0.5) + stats.binom.pmf(candidate, totals, 0.5)
+        p = 2 * stats.binom.sf(candidate, totals, 0.5) + observed * stats.binom.pmf(candidate, totals, 0.5)
         count = np.where((p < alpha) & (2 * candidate > totals), candidate, count)
-    p = 2 * stats.binom.sf(count, totals, 0.5) + stats.binom.pmf(count, totals, 0.5)
+    p = 2 * stats.binom.sf(count, totals, 0.5) + observed * stats.binom.pmf(count, totals, 0.5)
     return np.asarray(np.where((p < alpha) & (count <= totals), count, totals + 1), dtype=np.int64)
 
 
 def mcnemar_power(gain: float, loss: float, count: int, alpha: float = 0.05) -> float:
-    """Power of McNemar's mid-p test on `count` tasks, each of which is gained or lost with these probabilities.
+    """Power of `paired.mcnemar` on `count` tasks, each of which is gained or lost with these probabilities.
 
     Summed over the number of tasks gained or lost, which is what the test conditions on: normal approximations promise
     80 % where ten tasks give 55 %.
@@ -75,7 +76,8 @@ def mcnemar_power(gain: float, loss: float, count: int, alpha: float = 0.05) -> 
     low, high = max(0, int(count * differing - spread)), min(count, int(count * differing + spread) + 1)
     totals = np.arange(low, high + 1)
     size = 1 << (count + 1).bit_length()  # few sizes, so that the critical numbers are computed once for most counts
-    needed, share = least_significant(alpha, size)[low : high + 1], min(1.0, gain / differing)
+    by_mid_p, by_exact = (least_significant(alpha, size, exact)[low : high + 1] for exact in (False, True))
+    needed, share = np.where(totals <= MAX_MID_P_SHARE * count, by_mid_p, by_exact), min(1.0, gain / differing)
     # bdtrc(k, n, p) is the chance of more than k, bdtr that of at most k; below zero there is nothing.
     more = special.bdtrc(needed - 1.0, totals, share)
     fewer = np.where(totals >= needed, special.bdtr(np.maximum(totals - needed, 0.0), totals, share), 0.0)

@@ -296,17 +296,17 @@ def choose(words: Words) -> Turns:
     draw = rng.random()
     if draw < 0.4:
         items = words.distinct(words.symbol, words.count(2, 10))
-        place = rng.randrange(min(len(items), len(ORDINALS)))
+        position = rng.randrange(min(len(items), len(ORDINALS)))
         if rng.random() < 0.3:
             question, answer = "last", items[-1]
         else:
-            question, answer = rng.choice((ORDINALS[place], f"number {place + 1}")), items[place]
+            question, answer = rng.choice((ORDINALS[position], f"number {position + 1}")), items[position]
     elif draw < 0.6:
         items = words.distinct(words.symbol, words.count(3, 20))
-        place = rng.randrange(len(items) - 1)
+        position = rng.randrange(len(items) - 1)
         after = rng.random() < 0.5
-        question = f"after {items[place]}" if after else f"before {items[place + 1]}"
-        answer = items[place + 1] if after else items[place]
+        question = f"after {items[position]}" if after else f"before {items[position + 1]}"
+        answer = items[position + 1] if after else items[position]
     else:
         largest = rng.choice((9, 30, 99, 99, 999))
         items = words.distinct(lambda: words.number(largest), rng.randint(2, 7))

@@ -35,9 +35,13 @@ function lastResult(run) {
 const lengthText = (run) => run.curves.map((curve) => `${curve.name ? curve.name + ' ' : ''}${curve.step}`).join(', ');
 
 const MAX_DIFFERING_RUNS = 8, MAX_DIFFERING_KEYS = 60;
+// Trainings of one kind: keys of SFT are none of RL. Runs with several stages come first.
+const TRAINING_KINDS = ['several', 'rl', 'dpo', 'sft', 'other'];
+const trainingKind = (run) => (run.curves.length > 1 || run.table.filter((line) => !line.kept && line.part !== 'validation').length > 1 ? 'several' : run.curves.length ? stageOf(run.curves[0]) : 'other');
 // Of the runs that keep a configuration or a version: plain episodes say nothing about either, and their results are above.
 function differencesOf() {
-  const kept = shownRuns().map((run) => [run, keysOf(run)]).filter(([run, config]) => config.size || (run.versions || []).length);
+  const all = shownRuns().map((run) => [run, keysOf(run)]).filter(([run, config]) => config.size || (run.versions || []).length);
+  const kept = TRAINING_KINDS.map((kind) => all.filter(([run]) => trainingKind(run) === kind)).find((list) => list.length > 1) || all.slice(0, 1);
   const shown = kept.slice(0, MAX_DIFFERING_RUNS), runs = shown.map(([run]) => run), configs = shown.map(([, config]) => config);
   const facts = [['last success', lastResult], ['steps', lengthText], ...VERSION_ROWS.map(([name, form]) => [name, (run) => versionText(run, form)])].map(([name, form]) => [name, runs.map(form)]);
   const keys = [...new Set(configs.flatMap((config) => [...config.keys()]))].map((name) => [name, configs.map((config) => config.get(name) ?? '')]);

@@ -92,7 +92,7 @@ function lastCohort() {
   const lines = shownLines(resultGroups()).find((group) => group.some((line) => line.part !== 'validation')), cohorts = cohortsShown();
   if (lines) {
     // A run of several stages before one of a single stage, which may be demonstrations.
-    const sequences = sequencesOf(lines), sequence = sequences.filter((one) => one.length > 1).pop() || sequences.pop(), last = sequence[sequence.length - 1];
+    const sequences = sequencesOf(lines), sequence = sequences.filter((one) => one.length > 1).pop() || sequences.pop(), [last] = lastOf(sequence);
     const cohort = cohorts.find((one) => one.run === last.run && (one.part === last.part || !last.part));
     return cohort ? {...cohort, stage: last.label} : null;
   }

@@ -11,6 +11,17 @@ const brief = (text) => (text.length > MAX_GLANCE_CHARACTERS ? text.slice(0, MAX
 const ending = (text) => (text.length > MAX_VALUE_CHARACTERS ? '…' + text.slice(-MAX_VALUE_CHARACTERS) : text || '–'); // of a path the end says the most
 const ofStage = (cohort) => (cohort ? shortLabel(cohort.stage) : 'all parts');
 
+// The best of the held-out results, and whether it is shown to be better than the next one.
+function bestGlance() {
+  const lines = shownLines(resultGroups())[0] || [];
+  // Of those with tasks in common: a rate on other tasks says nothing about these.
+  const [best, next] = lines.filter((line) => lines.some((other) => comparisonOf(other, line))).sort((a, b) => b.rate - a.rate || lines.indexOf(b) - lines.indexOf(a));
+  if (!next || isSecondary(best)) return null;
+  const found = comparisonOf(next, best), kind = verdictKind(found);
+  return ['result', 'Best', [el('b', {}, shortLabel(best.label)), ` ${percent(best.rate)}${isNumber(best.low) ? ` ${interval(best.low, best.high)}` : ''}; next ${shortLabel(next.label)} ${percent(next.rate)}`,
+    found ? [': ', badge(found.verdict, kind), found.changes.length ? ` ${apartText(found)}` : ''] : null], ''];
+}
+
 function failingGlance(cohort, rows) {
   if (!rows.length) return null;
   if (rows.every((row) => row.outcome === 'success')) return ['failures', 'Fails', `no episode of ${plural(rows.length, 'episode')}`, ofStage(cohort)];
@@ -51,12 +62,12 @@ function differencesGlance() {
   const texts = settings.map(([name, values]) => (runs.length === 2 ? `${name} ${values.map(ending).join(' → ')}` : name));
   let count = texts.length ? 1 : 0;
   while (count < texts.length && texts.slice(0, count + 1).join(', ').length <= MAX_GLANCE_CHARACTERS) count += 1;
-  return ['differences', 'Runs differ in', texts.length ? texts.slice(0, count).join(', ') + (count < texts.length ? ` and ${texts.length - count} more` : '') : 'no key of their configurations', ''];
+  return ['differences', 'Runs differ in', texts.length ? texts.slice(0, count).join(', ') + (count < texts.length ? ` and ${texts.length - count} more` : '') : 'no key of their configurations', runs.length === 2 ? runs.map((run) => run.name).join(' → ') : ''];
 }
 
 function glance() {
   const cohort = lastCohort(), rows = cohort ? cohort.rows : allRows();
-  const lines = [failingGlance(cohort, rows), toolsGlance(cohort, rows), healthGlance(), differencesGlance()].filter(Boolean);
+  const lines = [bestGlance(), failingGlance(cohort, rows), toolsGlance(cohort, rows), healthGlance(), differencesGlance()].filter(Boolean);
   if (!lines.length) return null;
   return el('dl', {class: 'glance', id: 'glance'}, lines.map(([id, title, text, where]) => el('div', {}, el('dt', {}, el('button', {type: 'button', class: 'as-link', 'data-section': id, title: 'Show the details', on: {click: () => showSection(id)}}, title)),
     el('dd', {}, text, where ? el('span', {class: 'faint'}, ` · ${where}`) : null))));

@@ -14,6 +14,7 @@ const CURVES = [
   ['rollout/turns/mean', 'Turns an episode'],
   ['rollout/invalid_replies', 'Unusable replies', {share: true}],
   ['rollout/dead_groups', 'Groups without a difference', {share: true}],
+  ['hacking/gap', 'Rise of the reward less that of the verifier'],
   ['actor/grad_norm', 'Gradient norm'],
   ['mismatch/logprob/mean', 'Engine against learner, log-prob', {floor: 1e-4}],
 ];
@@ -156,6 +157,7 @@ function fillCurve(chart, name) {
   chart.set(linesOf().filter((line) => line.stage === chart.options.stage && line.curve.series[name]).map((line) => ({...line, series: line.curve.series[name], events: line.curve.events})));
 }
 
+const MAX_STACKS = 3;
 function partsSection() {
   const stacks = linesOf().map((line) => {
     const names = Object.keys(line.curve.series).filter((name) => name.startsWith(SHARE));
@@ -170,7 +172,8 @@ function partsSection() {
   const names = [...new Set(tables.flatMap((line) => Object.keys(line.parts)))];
   return el('section', {'aria-label': 'Reward parts'}, el('div', {class: 'section-head'}, el('h2', {}, 'Reward parts'),
     el('span', {class: 'soft small'}, stacks.length ? 'Share of each part in all reward, signs aside.' : 'Mean of each part over scored episodes.')),
-    stacks.length ? el('div', {class: 'charts'}, stacks) : null,
+    stacks.length ? el('div', {class: 'charts'}, stacks.slice(0, MAX_STACKS)) : null,
+    stacks.length > MAX_STACKS ? el('details', {}, el('summary', {}, `Those of ${plural(stacks.length - MAX_STACKS, 'further run')}`), el('div', {class: 'charts'}, stacks.slice(MAX_STACKS))) : null,
     tables.length ? el('div', {class: 'card scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, 'Episodes'), names.map((name) => el('th', {class: 'n'}, name)))),
       el('tbody', {}, tables.map((line) => el('tr', {}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), line.label),
         names.map((name) => el('td', {class: 'n'}, figure(line.parts[name]))))))) ) : null);
@@ -184,7 +187,7 @@ function tableSection() {
   // A validation has a result of all its tasks, and episodes of a few: there is no list of what it counts.
   const body = lines.map((line) => el('tr', line.part === 'validation' && !line.kept ? {} : opens({run: line.run, part: line.part, environment: line.environment}),
     el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label), line.kept ? el('span', {class: 'faint'}, /top_episodes$/.test(line.part) ? ' (those of the highest reward)' : /validation$/.test(line.part) ? ' (the first tasks of each validation)' : ' (first groups of steps 1, 2, 4, 8 …)') : null),
-    el('td', {}, line.environment, line.split ? el('span', {class: 'faint'}, ' ' + line.split) : null),
+    el('td', {title: line.environment}, environmentName(line.environment), line.split ? el('span', {class: 'faint'}, ' ' + line.split) : null),
     el('td', {class: 'n'}, line.episodes.toLocaleString('en'), line.tasks !== line.episodes ? el('span', {class: 'range'}, ` of ${line.tasks} tasks`) : null),
     el('td', {class: 'n'}, line.kept ? '–' : percent(line.success_rate), line.kept || !isNumber(line.success_low) ? null : el('span', {class: 'range'}, ` ${interval(line.success_low, line.success_high)}`)),
     cell(line, 'mean_reward', 'reward_low', 'reward_high', figure),
@@ -205,7 +208,7 @@ function comparisonSection() {
   const reach = [0.05, 0.1, 0.25, 0.5].find((one) => most <= one) || 1;
   return el('section', {'aria-label': 'Comparison', id: 'comparison'}, el('div', {class: 'section-head'}, el('h2', {}, 'Comparison'),
     el('span', {class: 'soft small'}, 'Paired, on the same tasks; several comparisons are corrected for (Holm). A row opens all figures.'), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
-    el('div', {class: 'card'}, el('div', {class: 'verdict-head'}, el('span', {}), apartAxis(reach)), shown.map((found) => verdict(found, reach))));
+    el('div', {class: 'card verdicts-card', tabindex: '0'}, el('div', {class: 'verdict-head'}, el('span', {}), apartAxis(reach)), shown.map((found) => verdict(found, reach))));
 }
 
 function verdict(found, reach) {

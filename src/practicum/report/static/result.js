@@ -38,15 +38,19 @@ function resultGroups() {
   const add = (name, line) => { if (!groups.has(name)) groups.set(name, []); groups.get(name).push(line); };
   for (const line of shownRuns().flatMap((run) => run.table)) {
     if (line.kept || !isNumber(line.success_rate)) continue;
-    add(`${line.environment}, ${line.split || 'test'} tasks`, {label: line.label, run: line.run, part: line.part, environment: line.environment, split: line.split, rate: line.success_rate, low: line.success_low, high: line.success_high, tasks: line.tasks});
+    add(`${environmentName(line.environment)}, ${line.split || 'test'} tasks`, {label: line.label, run: line.run, part: line.part, stage: line.stage, environment: line.environment, split: line.split, rate: line.success_rate, low: line.success_low, high: line.success_high, tasks: line.tasks});
   }
   for (const one of linesOf()) {
     const series = one.curve.series['val/success/mean'];
     const points = series && !one.run.table.some((line) => line.part === 'validation' && !line.kept) ? pointsOf(series) : [];
-    for (const point of points.length > 1 ? [points[0], points[points.length - 1]] : points) add(state.runs.length > 1 || one.curve.name ? `validation during training, ${shortLabel(one.label)}` : 'validation during training', {label: `${one.label}, step ${point[0]}`, run: one.run.key, rate: point[1], low: point[2], high: point[3]});
+    for (const point of points.length > 1 ? [points[0], points[points.length - 1]] : points) add('validation during training', {label: `${one.label}, step ${point[0]}`, run: one.run.key, rate: point[1], low: point[2], high: point[3]});
   }
-  return groups;
+  return new Map([...groups].sort(([, [a]], [, [b]]) => weightOf(a) - weightOf(b)));
 }
+// Held-out tasks first, then validations, then what was collected from training tasks, such as demonstrations.
+const weightOf = (line) => (line.part === 'validation' || !line.environment ? 2 : line.split === 'train' ? 3 : (line.split || 'test') === 'test' ? 0 : 1);
+// Of an environment in a file of one's own, the file's name and not its folder.
+const environmentName = (name) => name.replace(/^.*\/(?=[^/]*$)/, '');
 
 // Every pair is compared, in both directions, and corrected over all pairs: a verdict is the same whichever baseline is chosen.
 const shownLines = (groups) => [...groups.values()].filter((lines) => lines[0].environment);
@@ -55,8 +59,8 @@ function comparisonOf(baseline, line) {
 }
 const verdictKind = (found) => (found && (found.verdict === 'better' || found.verdict === 'worse') ? found.verdict : '');
 
-// A validation is what a stage was chosen by, and its result only where nothing else was evaluated.
-const isSecondary = (line) => line.part === 'validation' && shownRuns().some((run) => run.table.some((one) => !one.kept && isNumber(one.success_rate) && one.part !== 'validation'));
+// A validation is what a stage was chosen by, and training tasks what it learnt from: results only where nothing else was evaluated.
+const isSecondary = (line) => weightOf(line) > 1 && shownRuns().some((run) => run.table.some((one) => !one.kept && isNumber(one.success_rate) && weightOf(one) < weightOf(line)));
 
 // Lines that follow each other: the stages of one run; runs of one line each follow each other too (by folder, where several folders have several).
 function sequencesOf(lines) {
@@ -69,13 +73,25 @@ function sequencesOf(lines) {
 }
 // The stage before; another seed of the same stage is not one.
 const seedless = (label) => label.replace(/seed[-_ ]?\d+/gi, 'seed');
-function beforeOf(line, sequence) { return sequence.slice(0, sequence.indexOf(line)).reverse().find((one) => seedless(one.label) !== seedless(line.label)) || null; }
+const sameStage = (a, b) => isNumber(a.stage) && a.stage === b.stage;
+const earlierOf = (line, sequence) => sequence.slice(0, sequence.indexOf(line)).filter((one) => seedless(one.label) !== seedless(line.label));
+// Of many lines without a known stage none follows another.
+const MAX_FOLLOWING = 6;
+const isUnordered = (sequence) => sequence.length > MAX_FOLLOWING && sequence.every((line) => !isNumber(line.stage));
+function beforeOf(line, sequence) { return isUnordered(sequence) ? null : earlierOf(line, sequence).reverse().find((one) => !sameStage(one, line)) || null; }
+// Another line of the same stage, as of two RL trainings from one SFT model: they do not follow each other.
+function besideOf(line, sequence) { return earlierOf(line, sequence).find((one) => sameStage(one, line)) || null; }
+// The lines of the last stage, the best one first.
+function lastOf(sequence) {
+  const last = sequence[sequence.length - 1];
+  return sequence.filter((line) => line === last || sameStage(line, last)).sort((a, b) => b.rate - a.rate);
+}
 const baselineOf = (line, sequence, lines) => lines.find((one) => one.label === versus.baseline) || sequence[0];
 // What a line is compared with: the stage before it and the baseline; and the last line of a run with that of the first run.
 function othersOf(line, sequence, lines) {
   const first = sequencesOf(lines)[0], last = first[first.length - 1];
   const across = sequence !== first && sequence[0].run !== first[0].run && !isSecondary(line) && line === sequence[sequence.length - 1] && !versus.baseline ? last : null;
-  return [...new Set([beforeOf(line, sequence), baselineOf(line, sequence, lines), across])].filter((other) => other && other !== line);
+  return [...new Set([beforeOf(line, sequence), besideOf(line, sequence), baselineOf(line, sequence, lines), across])].filter((other) => other && other !== line);
 }
 function shownComparisons() {
   return shownLines(resultGroups()).flatMap((lines) => sequencesOf(lines).flatMap((sequence) => sequence.flatMap((line) => othersOf(line, sequence, lines).map((other) => comparisonOf(other, line))))).filter(Boolean);
@@ -92,9 +108,15 @@ function baselineChoice(groups) {
   return el('label', {class: 'small soft'}, 'baseline ', select);
 }
 
+// The folder of all results of `eval` that are shown, which says nothing beside their names.
+function folderOfResults() {
+  const names = state.runs.filter((run) => run.kind === 'examination').map((run) => run.name), folder = (names[0] || '').replace(/[^/]*$/, '');
+  return names.length > 1 && folder && names.every((name) => name.startsWith(folder)) ? folder : '';
+}
 // The name of a part; that of the only run says nothing, nor does that of a run which is named already.
 function shortLabel(label, known) {
-  const name = known || (state.runs.length === 1 ? state.runs[0].name : '');
+  const name = known || (state.runs.length === 1 ? state.runs[0].name : ''), folder = folderOfResults();
+  if (folder && label.startsWith(folder)) return label.slice(folder.length);
   return name && label.startsWith(name + ' · ') ? label.slice(name.length + 3) : label;
 }
 const shortSentence = (text) => (state.runs.length === 1 ? text.replaceAll(`'${state.runs[0].name} · `, "'") : text);
@@ -104,15 +126,20 @@ const apartText = (found) => { const {difference, low, high} = found.changes[0];
 // One line that says what was gained: the last stage less the one before, with its interval and its verdict.
 function headline(found, run) {
   const name = (side) => shortLabel(found[side].label, run ? run.name : ''), own = run && state.runs.length > 1 ? `${run.name}: ` : '';
-  const small = isSecondary(found.trained);
+  const small = isSecondary({part: found.trained.part, environment: found.environment, split: found.split});
   return el('p', {class: small ? 'soft small' : 'headline'}, badge(found.verdict, verdictKind(found)), ' ', found.changes.length ? el(small ? 'span' : 'b', {}, `${own}${name('trained')} − ${name('baseline')}: ${apartText(found)}`) : null, ' ', el('span', {class: 'soft small'}, found.evidence ? `(${found.evidence})` : shortSentence(found.sentence)));
 }
+const MAX_HEADLINES = 4;
 function headlines(sequence, lines) {
-  const last = sequence[sequence.length - 1], run = sequence.every((line) => line.run === last.run) ? runOf(last.run) : null;
-  const other = versus.baseline ? baselineOf(last, sequence, lines) : beforeOf(last, sequence), found = other && other !== last ? comparisonOf(other, last) : null;
-  if (found) return headline(found, other.run === last.run ? run : null);
-  const text = (line) => `${shortLabel(line.label)}: ${percent(line.rate)}${isNumber(line.low) ? ` ${interval(line.low, line.high)}` : ''}${line.tasks ? ` of ${plural(line.tasks, 'task')}` : ''}`;
-  return el('p', {class: 'headline'}, sequence[0] !== last ? `${text(sequence[0])}; ${text(last)}.` : `${text(last)}.`);
+  const found = lastOf(sequence).slice(0, MAX_HEADLINES).map((line) => headlineOf(line, sequence, lines)).filter(Boolean);
+  if (found.length) return found;
+  const text = (line) => `${shortLabel(line.label)}: ${percent(line.rate)}${isNumber(line.low) ? ` ${interval(line.low, line.high)}` : ''}${line.tasks ? ` of ${plural(line.tasks, 'task')}` : ''}`, last = sequence[sequence.length - 1];
+  return el('p', {class: isSecondary(last) ? 'soft small' : 'headline'}, sequence[0] !== last ? `${text(sequence[0])}; ${text(last)}.` : `${text(last)}.`);
+}
+function headlineOf(last, sequence, lines) {
+  const run = sequence.every((line) => line.run === last.run) ? runOf(last.run) : null;
+  const other = versus.baseline ? baselineOf(last, sequence, lines) : beforeOf(last, sequence) || besideOf(last, sequence) || baselineOf(last, sequence, lines), found = other && other !== last ? comparisonOf(other, last) : null;
+  return found ? headline(found, other.run === last.run ? run : null) : null;
 }
 // The last stage of each run against that of the first run, or that the two cannot be compared.
 function acrossRuns(lines) {
@@ -128,7 +155,7 @@ function resultRow(line, sequence, lines) {
   const baseline = baselineOf(line, sequence, lines), several = sequencesOf(lines).length > 1, known = several && sequence.every((one) => one.run === line.run) ? runOf(line.run).name : '';
   const against = othersOf(line, sequence, lines).map((other) => [other, comparisonOf(other, line)]).filter(([, one]) => one);
   const name = (other) => shortLabel(other.label, other.run === line.run ? runOf(line.run).name : '');
-  return el('tr', {class: line === baseline && lines.length > 1 ? 'baseline' : ''}, el('td', {}, el('span', {class: 'dot ' + colourOf(line.run)}), shortLabel(line.label, known)),
+  return el('tr', {class: line === baseline && lines.length > 1 ? 'baseline' : ''}, el('td', {}, el('span', {class: 'named'}, el('span', {class: 'dot ' + colourOf(line.run)}), el('span', {}, shortLabel(line.label, known)))),
     el('td', {class: 'whisker-cell'}, whisker(line, line === baseline ? '' : verdictKind(comparisonOf(baseline, line)), axisTop(lines))),
     el('td', {class: 'n'}, el('b', {}, percent(line.rate)), isNumber(line.low) ? el('span', {class: 'range'}, ` ${interval(line.low, line.high)}`) : null), el('td', {class: 'n'}, line.tasks ?? ''),
     el('td', {class: 'verdicts'}, line === baseline && lines.length > 1 && line.environment ? el('div', {class: 'soft small'}, 'baseline') : null,
@@ -143,6 +170,12 @@ function resultBlock(name, lines, seen) {
     el('div', {class: 'scroll', tabindex: '0'}, el('table', {}, el('thead', {}, el('tr', {}, el('th', {}, name), el('th', {}, axis(axisTop(lines))), el('th', {class: 'n'}, 'Success [95 %]'), el('th', {class: 'n'}, 'Tasks'), el('th', {}, 'Verdict, difference in points [95 %]'))), el('tbody', {}, body))));
 }
 
+// Many validations, which are not the result, do not push everything else away.
+const MAX_SECONDARY_ROWS = 8;
+function folded(name, lines, block) {
+  return lines.length > MAX_SECONDARY_ROWS && isSecondary(lines[0]) ? el('details', {class: 'of-run'}, el('summary', {}, `${name}: ${plural(lines.length, 'row')}`), block) : block;
+}
+
 function resultSection() {
   const groups = resultGroups();
   const seen = glance();
@@ -151,7 +184,7 @@ function resultSection() {
   const corrected = count > 1 ? `, corrected for the ${count} pairs that can be compared here (Holm)` : '';
   return el('section', {'aria-label': 'Result', id: 'result'}, el('div', {class: 'section-head'}, el('h2', {}, 'Result'),
     el('span', {class: 'soft small'}, `95 % intervals over tasks. Verdicts: the paired test on the same tasks${corrected}.`), baselineChoice(groups)),
-  [...groups].map(([name, lines], place) => resultBlock(name, lines, place ? null : seen)), matrixBlock());
+  [...groups].map(([name, lines], place) => folded(name, lines, resultBlock(name, lines, place ? null : seen))), matrixBlock());
 }
 
 // Many policies in many environments: one row and one column each.
@@ -168,6 +201,6 @@ function matrixBlock() {
     return el('td', {class: 'n cell ' + kind, title: kind ? `${kind} than ${baseline.label}` : ''}, el('b', {}, percent(line.success_rate)), isNumber(line.success_low) ? el('span', {class: 'range'}, ` ${interval(line.success_low, line.success_high)}`) : null, kind ? el('span', {class: 'mark', 'aria-label': kind}, kind === 'better' ? ' ▲' : ' ▼') : null);
   };
   return el('div', {class: 'card scroll result', tabindex: '0'}, el('table', {id: 'matrix'}, el('caption', {class: 'soft small'}, 'Policies and environments; ▲ better, ▼ worse than the baseline of the environment.'),
-    el('thead', {}, el('tr', {}, el('th', {}, 'Policy'), environments.map((name) => el('th', {class: 'n'}, name)))),
+    el('thead', {}, el('tr', {}, el('th', {}, 'Policy'), environments.map((name) => el('th', {class: 'n'}, environmentName(name))))),
     el('tbody', {}, labels.map((label) => el('tr', {}, el('th', {scope: 'row'}, shortLabel(label)), environments.map((name) => cell(label, name)))))));
 }

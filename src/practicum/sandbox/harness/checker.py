@@ -82,10 +82,10 @@ class Connection:
     def exception(self, names: "list[str]", text: str) -> Exception:
         """Return an exception of the first of the classes that is known here."""
         for name in names:
-            known = self.exceptions.get(name, getattr(builtins, name, None))
-            if isinstance(known, type) and issubclass(known, Exception):
+            exception_class = self.exceptions.get(name, getattr(builtins, name, None))
+            if isinstance(exception_class, type) and issubclass(exception_class, Exception):
                 try:
-                    return known(text)
+                    return exception_class(text)
                 except TypeError:  # one that needs other arguments
                     break
         return RuntimeError(text)

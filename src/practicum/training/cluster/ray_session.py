@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -65,13 +66,17 @@ def _initialise(ray: Any, num_cpus: int) -> None:
         ray.init(log_to_driver=False, logging_level="ERROR")
 
 
-def check_resources(ray: Any, num_processes: int, on_gpu: bool, what: str, cpu_key: str = "trainer.device") -> None:
-    """Raise UserError where the cluster is too small for ever; `cpu_key` is the key that asks for CPUs."""
+def check_resources(
+    ray: Any, num_processes: int, on_gpu: bool, what: str, cpu_key: str = "trainer.device", share: float = 1
+) -> None:
+    """Raise UserError where the cluster is too small for ever; `cpu_key` is the key that asks for CPUs, `share` what a
+    process takes of a GPU or how many it takes."""
     kind = "GPU" if on_gpu else "CPU"
     total = int(ray.cluster_resources().get(kind, 0))
-    if total < num_processes:
+    needed = math.ceil(num_processes * share)
+    if total < needed:
         remedy = f"; {cpu_key}=cpu trains on CPUs" if on_gpu and not total else ""
-        raise UserError(f"{what} need {num_processes} {kind}s, and the Ray cluster has {total}{remedy}.")
+        raise UserError(f"{what} need {needed} {kind}s, and the Ray cluster has {total}{remedy}.")
 
 
 def as_future(call: Any) -> asyncio.Future[Any]:

@@ -73,6 +73,15 @@ def agent_hashes(agents: Mapping[str, Agent]) -> dict[str, str]:
     return {name: content_hash(repr(agent)) for name, agent in agents.items()}
 
 
+def with_share_of_gpu(config: TrainConfig) -> TrainConfig:
+    """The configuration of a worker that shares its GPU: keys and values have its share of their memory."""
+    actor_rollout_ref = config.actor_rollout_ref
+    rollout = actor_rollout_ref.rollout
+    utilization = rollout.gpu_memory_utilization * min(1.0, rollout.gpus_per_worker)
+    rollout = replace(rollout, gpu_memory_utilization=utilization)
+    return replace(config, actor_rollout_ref=replace(actor_rollout_ref, rollout=rollout))
+
+
 class RolloutWorker:
     """Runs episodes with weights that it is sent. A setting that is wrong here is told by `describe`."""
 
@@ -85,7 +94,7 @@ class RolloutWorker:
         if Path(working_folder).is_dir():  # paths in the configuration may be relative
             os.chdir(working_folder)
         try:
-            self._build(from_yaml(TrainConfig, config), Path(folder))
+            self._build(with_share_of_gpu(from_yaml(TrainConfig, config)), Path(folder))
         except UserError as error:
             self.failure = str(error)
 

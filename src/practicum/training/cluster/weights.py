@@ -75,11 +75,6 @@ def _changes(before: Tensor, now: Tensor) -> tuple[Tensor, Tensor] | None:
     return positions, flat[changed]
 
 
-def read_version(message: bytes) -> int:
-    """Return the version of the weights that a message holds."""
-    return int(_metadata(message)["version"])
-
-
 @torch.no_grad()
 def apply(message: bytes, targets: Mapping[str, Tensor], current: int | None) -> int:
     """Copy a message's weights into tensors in place; returns their version.

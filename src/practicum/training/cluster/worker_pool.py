@@ -247,9 +247,9 @@ class RolloutWorkerPool:
             return
         self._agents = agents_of(self.config, self.components, tuple(policy.role_engines))
         self._ray = self._stack.enter_context(ray_session.connected(self.num_workers + ranks.num_ranks()))
-        ray_session.check_resources(
-            self._ray, self.min_workers, policy.decoder.device.type == "cuda", "The rollout workers"
-        )
+        on_gpu = policy.decoder.device.type == "cuda"
+        share = self.config.actor_rollout_ref.rollout.gpus_per_worker if on_gpu else 1
+        ray_session.check_resources(self._ray, self.min_workers, on_gpu, "The rollout workers", share=share)
         self._write("opened", version=policy.version, num_workers=self.num_workers)
 
     async def _wait_for_workers(self, policy: TrainablePolicy, count: int) -> None:
@@ -288,7 +288,8 @@ class RolloutWorkerPool:
     def _start_actor(self, index: int, policy: TrainablePolicy) -> WorkerHandle:
         on_gpu = policy.decoder.device.type == "cuda"
         actor = self._ray.remote(RolloutWorker).options(
-            num_cpus=1, num_gpus=int(on_gpu), max_concurrency=1000, max_restarts=0, scheduling_strategy="SPREAD"
+            num_cpus=1, num_gpus=self.config.actor_rollout_ref.rollout.gpus_per_worker * on_gpu, max_concurrency=1000,
+            max_restarts=0, scheduling_strategy="SPREAD",
         )  # fmt: skip
         threads = threads_per_worker(self.num_workers, len(self._ray.nodes()))
         started = actor.remote(to_yaml(self.config), str(self.folder.absolute()), os.getcwd(), threads)

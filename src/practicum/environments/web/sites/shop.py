@@ -127,9 +127,9 @@ class Shop(Site):
         return SitePage(product.name, content)
 
     def _review(self, product: ShopProduct) -> SitePage:
-        given = next((item for item in self.state.reviews.values() if item.product == product.id), None)
-        stars = h.combobox(self.word("Stars"), "stars", (CHOOSE, *STARS), str(given.stars) if given else CHOOSE)
-        text = h.text_area("Text", "text", given.text if given else "")
+        review = next((item for item in self.state.reviews.values() if item.product == product.id), None)
+        stars = h.combobox(self.word("Stars"), "stars", (CHOOSE, *STARS), str(review.stars) if review else CHOOSE)
+        text = h.text_area("Text", "text", review.text if review else "")
         fields = h.form(self.url(f"review/{product.id}"), stars, text, h.button(self.word("Send review")))
         return SitePage(f"Review {product.name}", fields)
 

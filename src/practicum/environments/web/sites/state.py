@@ -53,11 +53,11 @@ class SiteState:
 
     def clone(self: S) -> S:
         """Return an independent copy."""
-        made = copy.copy(self)
+        result = copy.copy(self)
         for entry in fields(self):  # type: ignore[arg-type]
             if entry.name not in self.STATIC:
-                setattr(made, entry.name, copy.deepcopy(getattr(self, entry.name)))
-        return made
+                setattr(result, entry.name, copy.deepcopy(getattr(self, entry.name)))
+        return result
 
 
 def _collection(value: Any) -> dict[str, dict[str, Any]]:
