@@ -1,19 +1,22 @@
 """Which episodes does an asynchronous trainer learn from? Waiting for stale ones against dropping them.
 
-    python benchmarks/async_length_bias.py [--seeds 8] [--steps 30] [--jobs 1] [--out FILE.json]
+    python benchmarks/async_length_bias.py [--seeds 20] [--steps 100] [--out FILE.json]
 
-Tasks need one to four tool calls, equally often; every call takes a time from a Pareto distribution of shape 1.5 (at
-least 0.1 s, mean 0.3 s, at most 30 s), as tools do whose slowest calls take most of the time. The built-in model `tiny`
-is trained by GRPO, and its weights change while episodes are under way. Three ways to make the batch of a step:
+The schedulers are the real ones; time is simulated by a clock that jumps to the next event, so that the figures depend
+on no machine. Tasks need one to four tool calls, equally often. A call takes a time from a Pareto distribution of shape
+1.5 (at least 0.1 s, mean 0.3 s, cut at 60 s), as tools do whose slowest calls take most of the time; a reply takes
+0.05 s, an update 0.5 s. Steps of 4 tasks with 4 episodes each; new weights are there from the next reply on. Ways to
+make the batch of a step:
 
 * `synchronous`: all episodes of a step from the weights of the step; nothing runs during an update.
 * `wait N` (`trainer.max_staleness=N`): the groups of step n are begun at step n - N, and the learner waits for them.
 * `drop N`: as many groups are under way; the learner takes those that end first, and a group in which a turn is more
   than N steps old when it has ended is thrown away, as trainers with a limit on staleness and no admission do.
 
-For each: tool calls per trained episode (2.5 in the tasks), the share of trained groups whose task needs four, the
-share of episodes thrown away, and seconds per step; with 95 % intervals over the seeds. An update takes 0.3 s at least,
-so that how long a step is beside a tool call does not depend on the machine.
+For each: tool calls per trained episode (2.5 in the tasks), their difference from the synchronous run of the seed, the
+share of trained groups whose task needs four, seconds of tool time per trained episode, the share of episodes thrown
+away, and seconds per step, with 95 % intervals over the seeds. The learner changes nothing here: what is measured is
+which episodes it would learn from.
 """
 
 from __future__ import annotations
@@ -22,67 +25,83 @@ import argparse
 import asyncio
 import json
 import random
-import subprocess
 import sys
-import time
-from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from practicum.agent import Agent
-from practicum.engines.base import Sampling
-from practicum.environment import Action, Message, Observation, Step
+from practicum.environment import Action
 from practicum.environments.math import MathEnvironment
 from practicum.evaluation.stats.intervals import clustered_mean
-from practicum.models import loader
 from practicum.task import Task
 from practicum.training.async_source import AsyncSource
-from practicum.training.objective import Objective
-from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, OnlineSource, group_scored, rollout_metrics
 from practicum.training.settings import RLSettings
-from practicum.training.trainable_policy import TrainablePolicy
-from practicum.trajectory import Trajectory
+from practicum.trajectory import Attempt, Origin, Outcome, Span, StopReason, Trajectory, Turn
 
 TASKS, CHAINS, MAX_CALLS = 4, 4, 4
-SHAPE, SHORTEST, LONGEST = 1.5, 0.1, 30.0
+SHAPE, SHORTEST, LONGEST = 1.5, 0.1, 60.0
 """Of the time of a tool call, in seconds."""
-UPDATE_SECONDS = 0.3
-CASES = (("drop", 1), ("wait", 1), ("drop", 2), ("wait", 2), ("drop", 4), ("wait", 4), ("synchronous", 0))
+REPLY_SECONDS, UPDATE_SECONDS = 0.05, 0.5
+CASES = (("synchronous", 0), ("wait", 1), ("wait", 2), ("wait", 4), ("drop", 1), ("drop", 2), ("drop", 4))
+SAMPLED = (Span(Origin.SAMPLED, (1,), (0.0,)),)
 
 
-class HeavyTailedTools(MathEnvironment):
-    """One to four tool calls, by the task; a reply is paid for its lower-case letters."""
+class SimulatedClock(asyncio.SelectorEventLoop):
+    """An event loop whose time jumps to the next event instead of waiting for it."""
 
-    rng = random.Random(0)
+    now = 0.0
 
-    async def reset(self, task: Task, seed: int) -> Observation:
-        self._left, self._paid = calls_of(task), 0.0
-        return await super().reset(task, seed)
+    def time(self) -> float:
+        return self.now
 
-    async def step(self, action: Action) -> Step:
-        await asyncio.sleep(min(LONGEST, SHORTEST * self.rng.paretovariate(SHAPE)))
-        self._left -= 1
-        reply = self.trajectory_so_far().turns[-1].reply
-        share = sum(character.islower() for character in reply) / max(1, len(reply))
-        return Step(Observation((Message("user", "next"),)), reward=share, terminated=self._left == 0)
-
-    async def truncate(self) -> Step:
-        return Step(truncated=True)
+    def _run_once(self) -> None:
+        if not self._ready and self._scheduled:  # type: ignore[attr-defined]
+            self.now = max(self.now, self._scheduled[0].when())  # type: ignore[attr-defined]
+        super()._run_once()  # type: ignore[misc]
 
 
 def calls_of(task: Task) -> int:
     return int(task.id.rsplit("-", 1)[-1]) % MAX_CALLS + 1
 
 
+class SimulatedPolicy:
+    """Replies and tools that take simulated time; `version` counts the updates."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.version, self.concurrency, self.rng = 0, 1024, rng
+        self.role_engines: dict[str, Any] = {}
+
+    async def roll_out(self, planned: Sequence[Attempt], *rest: Any, on_done: OnEpisode | None, **more: Any) -> Any:
+        return await asyncio.gather(*(self.run(attempt, on_done) for attempt in planned))
+
+    async def run(self, attempt: Attempt, on_done: OnEpisode | None) -> Trajectory:
+        turns: list[Turn] = []
+        seconds = 0.0
+        for _ in range(calls_of(attempt.task)):
+            version = self.version
+            await asyncio.sleep(REPLY_SECONDS)
+            turns.append(Turn(SAMPLED, False, (), "", Action("", ""), "policy", version, StopReason.END, 0))
+            tool = min(LONGEST, SHORTEST * self.rng.paretovariate(SHAPE))
+            seconds += tool
+            await asyncio.sleep(tool)
+        episode = Trajectory(
+            attempt.task, attempt.number, attempt.group, Outcome.SUCCESS, tuple(turns), self.rng.random(), {},
+            attempt.seeds, tool_seconds={"tool": (seconds,)},
+        )  # fmt: skip
+        if on_done is not None:
+            on_done(episode)
+        return episode
+
+
 @dataclass
 class Group:
-    """A group that is under way: its task, the step at which it was begun, and its episodes when it has ended."""
+    """A group that is under way."""
 
     number: int
-    begun: int
     task: asyncio.Task[list[Trajectory]]
 
 
@@ -92,39 +111,38 @@ class DropSource(AsyncSource):
     def __init__(self, source: OnlineSource) -> None:
         super().__init__(source)
         self.groups: dict[int, Group] = {}
+        self.finished: list[list[Trajectory]] = []
         self.num_begun = self.num_dropped = 0
 
     async def collect(self, step: int, on_episode: OnEpisode | None = None) -> RolloutBatch:
-        taken: list[list[Trajectory]] = []
         self._first_versions.append((step, self.source.policy.version))
-        begun = time.perf_counter()
         while True:
-            while len(self.groups) < (self.max_staleness + 1) * TASKS - len(taken):
-                self._begin(step)
-            done, _ = await asyncio.wait([one.task for one in self.groups.values()], return_when="FIRST_COMPLETED")
-            for group in [one for one in self.groups.values() if one.task in done]:
-                del self.groups[group.number]
-                episodes = group.task.result()
-                if step - self._age_in_steps(episodes) > self.max_staleness:
-                    self.num_dropped += len(episodes)
-                else:
-                    taken.append(episodes)
-                if len(taken) == TASKS:
-                    played = [episode for own in taken for episode in own]
-                    seconds = time.perf_counter() - begun
-                    groups = group_scored(played)
-                    return RolloutBatch(step, played, groups, {}, rollout_metrics(played), {}, seconds)
+            while len(self.groups) + len(self.finished) < (self.max_staleness + 1) * TASKS:
+                self._begin()
+            self._sort_out(step)
+            if len(self.finished) >= TASKS:
+                taken, self.finished = self.finished[:TASKS], self.finished[TASKS:]
+                played = [episode for own in taken for episode in own]
+                return RolloutBatch(step, played, group_scored(played), {}, rollout_metrics(played))
+            await asyncio.wait([one.task for one in self.groups.values()], return_when="FIRST_COMPLETED")
+            for group in [one for one in self.groups.values() if one.task.done()]:
+                self.finished.append(self.groups.pop(group.number).task.result())
 
-    def _age_in_steps(self, episodes: list[Trajectory]) -> int:
+    def _sort_out(self, step: int) -> None:
+        """Throw away what has become too old, also while it waited to be trained on."""
+        kept = [episodes for episodes in self.finished if step - self._step_of(episodes) <= self.max_staleness]
+        self.num_dropped += CHAINS * (len(self.finished) - len(kept))
+        self.finished = kept
+
+    def _step_of(self, episodes: list[Trajectory]) -> int:
         """The step whose weights have sampled the oldest turn."""
         oldest = min(turn.policy_version for episode in episodes for turn in episode.turns)
         return max(step for step, version in self._first_versions if version <= oldest)
 
-    def _begin(self, step: int) -> None:
+    def _begin(self) -> None:
         number, self.num_begun = self.num_begun, self.num_begun + 1
-        tasks = self.source.stream.take(1)
-        rollout = self.source._roll_out(tasks, CHAINS, f"group-{number}/", self.agent)
-        self.groups[number] = Group(number, step, asyncio.create_task(rollout))
+        rollout = self.source._roll_out(self.source.stream.take(1), CHAINS, f"group-{number}/", self.agent)
+        self.groups[number] = Group(number, asyncio.create_task(rollout))
 
     async def close(self) -> None:
         for group in self.groups.values():
@@ -132,108 +150,73 @@ class DropSource(AsyncSource):
         await asyncio.gather(*(group.task for group in self.groups.values()), return_exceptions=True)
 
 
-class SlowLearner(RLTrainer):
-    """Takes the time of an update of a larger model."""
-
-    def _train(self, step: int, batch: RolloutBatch) -> dict[str, float]:
-        begun = time.perf_counter()
-        metrics = super()._train(step, batch)
-        time.sleep(max(0.0, UPDATE_SECONDS - (time.perf_counter() - begun)))
-        return metrics
+MAKE: dict[str, Callable[[OnlineSource], Any]] = {
+    "synchronous": lambda one: one,
+    "wait": AsyncSource,
+    "drop": DropSource,
+}
 
 
-def run(kind: str, staleness: int, seed: int, steps: int) -> dict[str, Any]:
-    """Train once; returns what was trained on."""
-    HeavyTailedTools.rng = random.Random(f"{seed}")
+def run(kind: str, staleness: int, seed: int, steps: int) -> dict[str, float]:
+    """Simulate one training; returns what was trained on."""
+    policy: Any = SimulatedPolicy(random.Random(seed))
     settings = RLSettings(
-        total_training_steps=steps, train_batch_size=TASKS, num_chains=CHAINS, adv_estimator="grpo", lr=1e-4,
-        lr_warmup_steps=0, objective=Objective("pg", entropy_coeff=0.0, kl_loss_coef=0.0), mismatch_limit=0.1,
-        max_staleness=staleness, tis_imp_ratio_cap=2.0 if staleness else 0.0, seed=seed,
+        total_training_steps=steps, train_batch_size=TASKS, num_chains=CHAINS, adv_estimator="grpo",
+        max_staleness=staleness, seed=seed,
     )  # fmt: skip
-    policy = TrainablePolicy(loader.load_tiny(0), separate_engine_weights=staleness > 0)
-    agent = Agent(max_turns=MAX_CALLS, sampling=Sampling(max_tokens=8))
-    tasks = HeavyTailedTools().tasks("train", (steps + 8) * TASKS * 3)
-    online = OnlineSource(policy, tasks, HeavyTailedTools, agent, settings)
-    source = {"synchronous": lambda: online, "wait": lambda: AsyncSource(online), "drop": lambda: DropSource(online)}
-    made = source[kind]()
-    begun, trained = time.perf_counter(), Counter[int]()
-    trainer = SlowLearner(policy, made, settings)
-    ages: list[float] = []
+    tasks = MathEnvironment().tasks("train", 4 * steps * TASKS)
+    order = random.Random(seed + 1000)
+    shuffled = order.sample(list(tasks), len(tasks))
+    trained: list[Trajectory] = []
 
-    async def whole() -> None:
-        try:
-            for step in range(steps):
-                result = await trainer.step(step)
-                trained.update(calls_of(episode.task) for episode in result.episodes)
-                if "staleness/logprob/mean" in result.metrics:
-                    ages.append(result.metrics["staleness/logprob/mean"])
-        finally:
-            await trainer.close()
-            await policy.close()
+    async def whole() -> tuple[float, int]:
+        source = MAKE[kind](OnlineSource(policy, shuffled, MathEnvironment, Agent(), settings))
+        for step in range(steps):
+            batch = await source.collect(step)
+            trained.extend(batch.episodes)
+            await asyncio.sleep(UPDATE_SECONDS)
+            policy.version += 1
+        seconds = asyncio.get_running_loop().time()
+        if isinstance(source, AsyncSource):
+            await source.close()
+        return seconds, source.num_dropped if isinstance(source, DropSource) else 0
 
-    asyncio.run(whole())
-    dropped = made.num_dropped if isinstance(made, DropSource) else 0
+    loop = SimulatedClock()
+    try:
+        seconds, dropped = loop.run_until_complete(whole())
+    finally:
+        loop.close()
+    calls = [calls_of(episode.task) for episode in trained]
     return {
-        "kind": kind, "staleness": staleness, "seed": seed, "trained": [trained[n] for n in range(1, MAX_CALLS + 1)],
-        "dropped": dropped, "seconds_per_step": (time.perf_counter() - begun) / steps,
-        "staleness_logprob": sum(ages) / len(ages) if ages else 0.0,
-    }  # fmt: skip
-
-
-def summary(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """By case: means over the seeds with 95 % intervals."""
-    table = []
-    for kind, staleness in CASES:
-        own = [row for row in rows if (row["kind"], row["staleness"]) == (kind, staleness)]
-        if not own:
-            continue
-        line: dict[str, Any] = {"case": f"{kind} {staleness}" if staleness else kind, "seeds": len(own)}
-        measures = {
-            "calls": [sum(n * c for n, c in enumerate(r["trained"], 1)) / sum(r["trained"]) for r in own],
-            "share of four calls": [r["trained"][-1] / sum(r["trained"]) for r in own],
-            "dropped": [r["dropped"] / (r["dropped"] + sum(r["trained"])) for r in own],
-            "seconds per step": [r["seconds_per_step"] for r in own],
-        }
-        for name, values in measures.items():
-            estimate = clustered_mean(values, range(len(values)))
-            line[name] = [round(value, 4) for value in (estimate.mean, estimate.interval.low, estimate.interval.high)]
-        table.append(line)
-    return table
-
-
-def run_all(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """One process per seed, `jobs` at a time; results are written as they come."""
-    waiting, running, rows = list(range(args.seeds)), [], []
-    while waiting or running:
-        while waiting and len(running) < args.jobs:
-            command = [sys.executable, __file__, "--seed", str(waiting.pop(0)), "--steps", str(args.steps)]
-            running.append(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-        process = running.pop(0)
-        assert process.stdout is not None
-        for line in process.stdout:
-            rows.append(json.loads(line))
-            print(line, end="", flush=True)
-            if args.out is not None:
-                args.out.write_text(json.dumps({"summary": summary(rows), "rows": rows}, indent=1) + "\n")
-        if process.wait():
-            raise SystemExit(f"a seed failed with exit status {process.returncode}")
-    return rows
+        "calls": sum(calls) / len(calls),
+        "share of four calls": calls.count(MAX_CALLS) / len(calls),
+        "tool seconds": sum(episode.tool_seconds["tool"][0] for episode in trained) / len(trained),
+        "dropped": dropped / (dropped + len(trained)),
+        "seconds per step": seconds / steps,
+    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--seed", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.seed is not None:
-        for kind, staleness in CASES:
-            print(json.dumps(run(kind, staleness, args.seed, args.steps)), flush=True)
-        return 0
-    for line in summary(run_all(args)):
-        print(json.dumps(line))
+    table, reference = [], []
+    for kind, staleness in CASES:
+        rows = [run(kind, staleness, seed, args.steps) for seed in range(args.seeds)]
+        reference = reference or rows
+        for row, synchronous in zip(rows, reference, strict=True):
+            row["calls more than synchronous"] = row["calls"] - synchronous["calls"]
+        line: dict[str, Any] = {"case": f"{kind} {staleness}" if staleness else kind, "seeds": len(rows)}
+        for name in rows[0]:
+            estimate = clustered_mean([row[name] for row in rows], range(len(rows)))
+            values = (estimate.mean, estimate.interval.low, estimate.interval.high)
+            line[name] = [round(value, 4) for value in values]
+        table.append(line)
+        print(json.dumps(line), flush=True)
+        if args.out is not None:
+            args.out.write_text(json.dumps({"steps": args.steps, "cases": table}, indent=1) + "\n")
     return 0
 
 

@@ -76,8 +76,9 @@ class RolloutWorkers(Protocol):
         """Episodes of the policy's current weights, in the order of the plan; the same on every rank."""
         ...
 
-    async def update_weights(self, policy: TrainablePolicy) -> None:
-        """Send the policy's current weights, and prove that they arrived; episodes may be under way."""
+    async def update_weights(self, policy: TrainablePolicy) -> float:
+        """Send the policy's current weights; episodes may be under way. Returns the mean |engine - learner| log-prob
+        of replies that are sampled after it."""
         ...
 
     async def close(self) -> None: ...
@@ -296,8 +297,7 @@ class TrainablePolicy:
         """
         if self.workers is not None:
             self.engine_is_current = True  # it is not used
-            await self.workers.update_weights(self)
-            return 0.0
+            return await self.workers.update_weights(self)
         async with self.paused():
             await self.refresh()
         return max([model.score_difference(await model.probe()) for model in self.models])

@@ -184,8 +184,11 @@ class RolloutWorkerPool:
 
     # -- weights ----------------------------------------------------------------------------
 
-    async def update_weights(self, policy: TrainablePolicy) -> None:
-        """Give all workers the policy's current weights; those that join get them before they are ready."""
+    async def update_weights(self, policy: TrainablePolicy) -> float:
+        """Give all workers the policy's current weights; those that join get them before they are ready.
+
+        Returns the largest mean |worker's engine - learner| log-prob of a reply sampled after it.
+        """
         self._start(policy)
         versions = tuple(model.version for model in policy.models)
         if self._weights is None or self._weights.versions != versions:
@@ -193,16 +196,18 @@ class RolloutWorkerPool:
             keeps = self.config.trainer.max_staleness > 0
             self._weights = OutgoingWeights.after(self._weights, versions, trained_tensors(policy), keeps)
         await self._wait_for_workers(policy, self.min_workers)
-        await _all([self._update_or_lose(worker, policy) for worker in list(self.workers.values())])
+        differences = await _all([self._update_or_lose(worker, policy) for worker in list(self.workers.values())])
         await self._wait_for_workers(policy, self.min_workers)
+        return max(differences, default=0.0)
 
-    async def _update_or_lose(self, worker: WorkerHandle, policy: TrainablePolicy) -> None:
+    async def _update_or_lose(self, worker: WorkerHandle, policy: TrainablePolicy) -> float:
         try:
-            await self._update(worker, policy)
+            return await self._update(worker, policy)
         except WorkerLost as lost:
             self._lose(worker, str(lost))
+            return 0.0
 
-    async def _update(self, worker: WorkerHandle, policy: TrainablePolicy, compares: bool = True) -> None:
+    async def _update(self, worker: WorkerHandle, policy: TrainablePolicy, compares: bool = True) -> float:
         """Send the weights to a worker that lacks them, and prove that they arrived.
 
         With `compares` the learner scores what the worker's engine samples; it must not train meanwhile.
@@ -211,7 +216,7 @@ class RolloutWorkerPool:
         sent = self._weights
         if worker.version == sent.number:
             await self._answer(worker.actor.reset.remote(sent.versions), UPDATE_SECONDS)
-            return
+            return 0.0
         refused = await self._send(worker, sent, worker.version)
         if refused is not None and worker.version is not None:  # changes on another base: send whole tensors
             refused = await self._send(worker, sent, None)
@@ -219,13 +224,14 @@ class RolloutWorkerPool:
             raise UserError(f"Rollout worker {worker.index} refuses the weights: {refused}.")
         worker.version = sent.number
         if not compares:
-            return
-        difference = policy.score_difference(await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS))
+            return 0.0
+        difference: float = policy.score_difference(await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS))
         if difference > (limit := mismatch_limit(self.config)):
             raise UserError(
                 f"Rollout worker {worker.index} is {difference:.3g} per token away from the learner after an "
                 f"update of its weights (limit {limit:g}); is the model's folder the same on all machines?"
             )
+        return difference
 
     async def _send(self, worker: WorkerHandle, sent: OutgoingWeights, version: int | None) -> str | None:
         """Send the weights as changes on a version, None: as whole tensors. Returns why they are refused, or None."""
