@@ -69,7 +69,7 @@ class Budget:
     """Episodes of each."""
     dpo_epochs: int = 2
     dpo_lr: float = 5e-5
-    grpo_steps: int = 48
+    grpo_steps: int = 36
     grpo_tasks: int = 12
     """Tasks of one step."""
     grpo_chains: int = 8
@@ -80,7 +80,7 @@ class Budget:
     """At 1 a model that imitates hardly varies its replies, and all episodes of a task end alike."""
     grpo_kl: float = 0.05
     """Coefficient of the KL divergence to the BC model in GRPO's loss."""
-    grpo_validations: int = 8
+    grpo_validations: int = 6
     """Validations after the first step, the same number of steps apart."""
     held_out: int = 198
     """Tasks of the held-out templates that every policy is evaluated on."""
