@@ -4,8 +4,8 @@
 
 An expert plays training tasks; BC imitates it, and its best checkpoint on tasks of validation templates is kept. The BC
 model then plays some of these tasks, several episodes each: DPO learns from pairs of replies in one state, of which one
-led to success, GRPO from new episodes of new training tasks. GRPO's best validation is kept too, on the same validation
-tasks; the BC model itself is the first of them. All are evaluated, greedily, on tasks of held-out templates, and
+led to success, GRPO from new episodes of new training tasks. GRPO's best validation is kept too, on other tasks of the
+same templates; the BC model itself is the first of them. All are evaluated, greedily, on tasks of held-out templates, and
 neighbours are compared by McNemar's mid-p test. Every policy, also the model without training, chooses among the
 actions that are legal on the page.
 KEY=VALUE changes one number of the budget; --smoke is the smallest one. Run again, it continues where it stopped.
@@ -69,7 +69,7 @@ class Budget:
     """Episodes of each."""
     dpo_epochs: int = 2
     dpo_lr: float = 5e-5
-    grpo_steps: int = 30
+    grpo_steps: int = 36
     grpo_tasks: int = 12
     """Tasks of one step."""
     grpo_chains: int = 8
@@ -80,7 +80,7 @@ class Budget:
     """At 1 a model that imitates hardly varies its replies, and all episodes of a task end alike."""
     grpo_kl: float = 0.05
     """Coefficient of the KL divergence to the BC model in GRPO's loss."""
-    grpo_validations: int = 5
+    grpo_validations: int = 6
     """Validations after the first step, the same number of steps apart."""
     held_out: int = 198
     """Tasks of the held-out templates that every policy is evaluated on."""
