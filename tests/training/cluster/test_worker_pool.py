@@ -16,6 +16,7 @@ import torch
 
 from practicum import __version__
 from practicum.agent import Agent
+from practicum.config.train import TrainConfig, TrainerConfig
 from practicum.data.store import encode_episode
 from practicum.errors import UserError
 from practicum.task import Task
@@ -166,10 +167,10 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr(worker_pool, "agent_hashes", lambda agents: {})
             monkeypatch.setattr(worker_pool, "to_yaml", lambda config: "")
             monkeypatch.setattr(worker_pool, "mismatch_limit", lambda config: 0.1)
-            config: Any = SimpleNamespace(trainer=SimpleNamespace(max_staleness=staleness))
+            config = TrainConfig(trainer=TrainerConfig(max_staleness=staleness))
             pool = RolloutWorkerPool(config, tmp_path, None, num_workers, min_workers, lambda text: None)  # type: ignore[arg-type]
             try:
-                return await asyncio.wait_for(scenario(pool, policy, cluster), 30)
+                return await asyncio.wait_for(scenario(pool, policy, cluster), 120)
             finally:
                 await pool.close()
 
