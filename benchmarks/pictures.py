@@ -49,6 +49,9 @@ def page_pictures(report: Path, out: Path) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
         page = shown("", device_scale_factor=2)
+        page.evaluate(
+            "document.querySelectorAll('#result > .result ~ *').forEach((node) => node.remove())"
+        )  # the first row
         page.locator("#result").screenshot(path=out / "report-result.png")
         page.close()
         page = shown("")

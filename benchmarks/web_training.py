@@ -5,8 +5,8 @@
 An expert plays training tasks; BC imitates it, and its best checkpoint on tasks of validation templates is kept. The BC
 model then plays some of these tasks, several episodes each: DPO learns from pairs of replies in one state, of which one
 led to success, GRPO from new episodes of new training tasks. GRPO's best validation is kept too, on other tasks of the
-same templates; the BC model itself is the first of them. All are evaluated, greedily, on tasks of held-out templates, and
-neighbours are compared by McNemar's mid-p test. Every policy, also the model without training, chooses among the
+same templates; the BC model itself is the first of them. All are evaluated, greedily, on tasks of held-out templates,
+and neighbours are compared by McNemar's mid-p test. Every policy, also the model without training, chooses among the
 actions that are legal on the page.
 KEY=VALUE changes one number of the budget; --smoke is the smallest one. Run again, it continues where it stopped.
 """
