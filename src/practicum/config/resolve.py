@@ -427,9 +427,14 @@ def ranks_asked_for(config: TrainConfig | SFTConfig | DPOConfig, chosen: Set[str
 
 def check_workers(config: TrainConfig) -> None:
     """Refuse what rollout workers cannot do yet."""
-    num_workers, fewest = config.actor_rollout_ref.rollout.num_workers, config.actor_rollout_ref.rollout.min_workers
+    rollout = config.actor_rollout_ref.rollout
+    num_workers, fewest, num_gpus = rollout.num_workers, rollout.min_workers, rollout.gpus_per_worker
     if fewest is not None and fewest > num_workers:
         raise UserError(f"{ROLLOUT_WORKERS}={num_workers} are fewer than rollout.min_workers={fewest}; lower that.")
+    if num_gpus != 1 and not num_workers:
+        raise UserError(f"{GPUS_PER_WORKER}={num_gpus:g} is for rollout workers: set {ROLLOUT_WORKERS} too.")
+    if num_gpus > 1 and num_gpus % 1:
+        raise UserError(f"{GPUS_PER_WORKER}={num_gpus:g}: a worker takes a part of one GPU, or whole ones.")
     if not num_workers:
         return
     for key, refused, why in NOT_WITH_WORKERS:
@@ -452,6 +457,7 @@ def _check_several_ranks(config: TrainConfig, num_ranks: int) -> None:
 
 
 ROLLOUT_WORKERS = "actor_rollout_ref.rollout.num_workers"
+GPUS_PER_WORKER = "actor_rollout_ref.rollout.gpus_per_worker"
 NOT_WITH_WORKERS: tuple[tuple[str, Any, str], ...] = (
     ("actor_rollout_ref.rollout.name", "vllm", "every worker generates with a local engine; use local"),
     ("trainer.overlap", True, "the weights of an unfinished update would be sent to the workers; set it to false"),

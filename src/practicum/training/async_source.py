@@ -82,7 +82,9 @@ class AsyncSource:
         """How many steps the weights were behind those of this step when the trained turns were sampled."""
         steps, versions = zip(*self._first_versions, strict=True)
         roles = self.source.settings.estimation.train_roles
-        turns = [turn for group in batch.groups for one in group for turn in one.turns if is_trained(turn, roles)]
+        all_turns = [turn for group in batch.groups for one in group for turn in one.turns]
+        # A turn that the environment chose has no tokens, and no version.
+        turns = [turn for turn in all_turns if turn.num_sampled and is_trained(turn, roles)]
         if not turns:
             return {}
         oldest = min(turn.policy_version for turn in turns)

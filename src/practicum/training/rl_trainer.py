@@ -216,7 +216,8 @@ class RLTrainer(Trainer):
             batch = self._with_mismatch(await self.source.collect(step, self.on_episode))
         self._next_batch, rollout = None, None
         await self.policy.refresh()
-        turns = [turn for episode in batch.episodes for turn in episode.turns if is_trained(turn, self.roles)]
+        all_turns = [turn for episode in batch.episodes for turn in episode.turns]
+        turns = [turn for turn in all_turns if turn.num_sampled and is_trained(turn, self.roles)]
         models = self.policy.role_policies
         ages = [float(models.get(turn.role, self.policy).version - turn.policy_version) for turn in turns]
         if step + 1 < self.settings.total_training_steps:

@@ -58,7 +58,7 @@ def check_required_figures(result: EvalResult, required: Mapping[str, float]) ->
             raise UserError(
                 f"The validation before training has a mean '{name}' of {mean:.2f} over {len(result.scored)} episodes "
                 f"and needs {minimum:g} (trainer.required_figures.{name}): start from a model that was fine-tuned on "
-                "demonstrations, or train without this requirement."
+                f"demonstrations, or set trainer.required_figures.{name}=0."
             )
 
 

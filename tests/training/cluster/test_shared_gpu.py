@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.training.cluster import ray_session
@@ -30,6 +31,23 @@ def test_workers_need_their_share_of_gpus(share: float, gpus: int, needed: int) 
         return
     with pytest.raises(UserError, match=f"need {needed} GPUs, and the Ray cluster has {gpus}"):
         ray_session.check_resources(*asked, share=share)
+
+
+def test_a_share_is_of_one_gpu() -> None:
+    """Two workers of 0.4 fit a GPU: five need three, though they take two in all."""
+    ray_session.check_resources(Cluster(3), 5, True, "The rollout workers", share=0.4)
+    with pytest.raises(UserError, match="need 3 GPUs, and the Ray cluster has 2"):
+        ray_session.check_resources(Cluster(2), 5, True, "The rollout workers", share=0.4)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "share", "says"),
+    [(0, 0.25, "gpus_per_worker=0.25 is for rollout workers"), (2, 1.5, "gpus_per_worker=1.5: a worker takes a part")],
+)
+def test_a_share_without_workers_or_of_several_gpus_is_refused(num_workers: int, share: float, says: str) -> None:
+    rollout = "actor_rollout_ref.rollout."
+    with pytest.raises(UserError, match=says):
+        resolve_train([f"{rollout}num_workers={num_workers}", f"{rollout}gpus_per_worker={share}"])
 
 
 @pytest.mark.parametrize(("share", "memory"), [(0.25, 0.1), (1, 0.4), (2, 0.4)])

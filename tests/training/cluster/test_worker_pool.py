@@ -288,3 +288,20 @@ def test_another_version_of_the_package_is_an_error(play: Callable[..., Any], mo
     monkeypatch.setattr(worker_pool, "__version__", "0.0")
     with pytest.raises(UserError, match="not 0.0; install the same there"):
         play(scenario, places=2)
+
+
+@pytest.mark.parametrize("method", ["describe", "update_weights", "probe"])
+def test_a_bug_while_a_worker_joins_ends_the_run(
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    """An exception of our own code on the worker is raised; nobody waits for ever for a worker that never joins."""
+
+    async def fail(worker: FakeWorker, *arguments: Any) -> Any:
+        return 1 / 0
+
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        with pytest.raises(ZeroDivisionError):  # what stands for Ray's error of a task
+            await asyncio.wait_for(pool.roll_out(policy, request(plan("a/"))), 5)
+
+    monkeypatch.setattr(FakeWorker, method, fail)
+    play(scenario, places=2)

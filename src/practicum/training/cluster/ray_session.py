@@ -70,10 +70,10 @@ def check_resources(
     ray: Any, num_processes: int, on_gpu: bool, what: str, cpu_key: str = "trainer.device", share: float = 1
 ) -> None:
     """Raise UserError where the cluster is too small for ever; `cpu_key` is the key that asks for CPUs, `share` what a
-    process takes of a GPU or how many it takes."""
+    process takes of a GPU, all of it from one, or how many it takes."""
     kind = "GPU" if on_gpu else "CPU"
     total = int(ray.cluster_resources().get(kind, 0))
-    needed = math.ceil(num_processes * share)
+    needed = math.ceil(num_processes * share if share >= 1 else num_processes / int(1 / share + 1e-9))
     if total < needed:
         remedy = f"; {cpu_key}=cpu trains on CPUs" if on_gpu and not total else ""
         raise UserError(f"{what} need {needed} {kind}s, and the Ray cluster has {total}{remedy}.")

@@ -90,7 +90,7 @@ class RolloutWorkerPool:
     _weights: OutgoingWeights | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a worker has become ready, or none ever will."""
-    _failure: UserError | None = None
+    _failure: Exception | None = None
     _num_losses: int = 0
     """Losses since the last episode that has ended."""
 
@@ -266,24 +266,26 @@ class RolloutWorkerPool:
             await self._changed.wait()
 
     async def _join(self, index: int, policy: TrainablePolicy) -> None:
-        """Start a worker and make it ready: it waits until Ray has place for it. After a loss it is started again."""
-        while True:
-            worker = self._start_actor(index, policy)
-            try:
-                await self._check(worker)
-                while self._weights is None or worker.version != self._weights.number:
-                    await self._update(worker, policy, compares=not self.config.trainer.max_staleness)
-            except WorkerLost as lost:
-                self._lose(worker, str(lost))
-                if self._failure is None:
+        """Start a worker and make it ready: it waits until Ray has place for it. After a loss it is started again.
+
+        Nobody awaits this task: what else goes wrong is raised by those who wait for workers.
+        """
+        try:
+            while self._failure is None:
+                worker = self._start_actor(index, policy)
+                try:
+                    await self._check(worker)
+                    while self._weights is None or worker.version != self._weights.number:
+                        await self._update(worker, policy, compares=not self.config.trainer.max_staleness)
+                except WorkerLost as lost:
+                    self._lose(worker, str(lost))
                     continue
-            except UserError as error:
-                self._failure = error
-            else:
                 self.workers[index] = worker
-            del self._joining[index]
-            self._changed.set()
-            return
+                break
+        except Exception as error:
+            self._failure = error
+        del self._joining[index]
+        self._changed.set()
 
     def _start_actor(self, index: int, policy: TrainablePolicy) -> WorkerHandle:
         on_gpu = policy.decoder.device.type == "cuda"
