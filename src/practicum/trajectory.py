@@ -276,6 +276,16 @@ class Trajectory:
         return self.outcome.scored
 
     @property
+    def environment_figures(self) -> dict[str, float]:
+        """The numbers in the `info` of the last step."""
+        info = self.turns[-1].info if self.turns else {}
+        return {
+            name: float(value)
+            for name, value in info.items()
+            if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        }
+
+    @property
     def invalid_replies(self) -> int:
         return sum(turn.action.error is not None for turn in self.turns)
 

@@ -14,7 +14,6 @@ import torch
 from practicum.agent import Agent
 from practicum.config.resolve import resolve_train
 from practicum.engines.base import Sampling
-from practicum.engines.request_gate import RequestGate
 from practicum.environment import Action, Message, Observation, Step
 from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
@@ -27,6 +26,7 @@ from practicum.training.rollout_source import OnlineSource
 from practicum.training.settings import RLSettings
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Origin, Outcome, Seeds, Span, StopReason, Trajectory, Turn
+from practicum.utils.concurrency import RequestGate
 from tests.training.settings import rl_settings
 
 STEPS, TASKS, CHAINS = 6, 2, 3

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
-from practicum.utils.tables import counted
 from practicum.utils.terminal import coloured, say
 
 FLAGS = {
@@ -85,7 +84,7 @@ def run(argv: list[str]) -> int:
     result = train(resolved)
     best = f"; best validation at step {result.best_step}" if result.best_step is not None else ""
     written = f"metrics in {result.folder / 'metrics.jsonl'}, model in {result.model}"
-    say(f"{counted(result.num_steps, 'step')}{best}; {written}")
+    say(f"{result.num_steps} step{'' if result.num_steps == 1 else 's'}{best}; {written}")
     if result.best_step is not None:
         print_validations(result.folder)
     return 0

@@ -12,8 +12,6 @@ CLOCK = "which tasks are drawn would depend on how long episodes take"
 def check_asynchrony(config: TrainConfig, num_ranks: int) -> None:
     """Refuse settings that rollouts beside the training cannot honour."""
     value = config.trainer.max_staleness
-    if not value:
-        return
     rollout, agent = config.actor_rollout_ref.rollout, config.agent
     refused = (
         (rollout.name != "local", f"actor_rollout_ref.rollout.name={rollout.name}", "use the engine local"),

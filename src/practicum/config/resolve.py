@@ -386,7 +386,8 @@ def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
     check_workers(config)
     if (num_ranks := check_ranks(config, chosen)) > 1:
         _check_several_ranks(config, num_ranks)
-    check_asynchrony(config, num_ranks)
+    if config.trainer.max_staleness:
+        check_asynchrony(config, num_ranks)
 
 
 def check_ranks(config: TrainConfig | SFTConfig | DPOConfig, chosen: Set[str]) -> int:

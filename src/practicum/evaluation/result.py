@@ -244,16 +244,6 @@ class EvalResult:
         write_atomic(path, (text + "\n").encode("utf-8", "backslashreplace"))
 
 
-def environment_figures(episode: Trajectory) -> dict[str, float]:
-    """Return the numbers in the `info` of an episode's last step."""
-    info = episode.turns[-1].info if episode.turns else {}
-    return {
-        name: float(value)
-        for name, value in info.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    }
-
-
 def attempt_result(episode: Trajectory, seconds: float | None = None) -> AttemptResult:
     """The result of one episode."""
     tokens = sum(len(s.ids) for turn in episode.turns for s in turn.spans if s.origin is Origin.SAMPLED)
@@ -267,7 +257,7 @@ def attempt_result(episode: Trajectory, seconds: float | None = None) -> Attempt
         tokens=tokens,
         invalid_replies=episode.invalid_replies,
         components=dict(episode.components),
-        env_metrics=environment_figures(episode),
+        env_metrics=episode.environment_figures,
         seconds=seconds,
         error=episode.error,
         goal=task_goal(episode.task),

@@ -363,8 +363,8 @@ def check_components(config: TrainConfig, components: RunComponents) -> None:
     has_roles = config.agent.roles or config.agent.train_roles is not None
     if has_roles or components.environment.roles != (DEFAULT_ROLE,) or components.environment.model_names():
         check_roles(config, components.environment)
-    several = ranks.num_ranks() > 1 or config.actor_rollout_ref.rollout.num_workers
-    if components.resources.has_state and (several or config.trainer.max_staleness):
+    at_once = config.trainer.max_staleness or config.actor_rollout_ref.rollout.num_workers
+    if components.resources.has_state and (at_once or ranks.num_ranks() > 1):
         raise UserError(
             f"The episodes of '{components.environment.name}' write to what they share, which several ranks, rollout "
             "workers or batches at the same time do not share yet; start one process with trainer.max_staleness=0."

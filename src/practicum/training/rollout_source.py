@@ -27,7 +27,6 @@ from practicum.chat.console import EpisodeWatcher
 from practicum.data import store
 from practicum.data.run_folder import ADVANTAGES, GROUPS, TOP, advantages_path, write_atomic
 from practicum.errors import UserError
-from practicum.evaluation.result import environment_figures
 from practicum.resources import RunResources
 from practicum.rollout import MakeEnvironment
 from practicum.task import Task
@@ -519,7 +518,7 @@ def rollout_metrics(episodes: Sequence[Trajectory]) -> dict[str, float]:
             }
         for name in sorted({component for e in scored for component in e.components}):
             metrics |= summary_stats(f"reward_part/{name}", [e.components.get(name, 0.0) for e in scored])
-        figures = [environment_figures(e) for e in scored]
+        figures = [episode.environment_figures for episode in scored]
         for name in sorted(set().union(*figures)):
             values = [own[name] for own in figures if name in own]
             metrics[f"figure/{name}/mean"] = sum(values) / len(values)

@@ -15,6 +15,8 @@ a thread tells the coroutine that waits for it when it begins to wait for a slot
 is paused in between.
 
 `run_async` is `asyncio.run` with an event loop that every signal wakes.
+
+`RequestGate` stands before an engine: it counts the requests under way, and holds new ones back while weights change.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ import socket
 import threading
 import types
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterator
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar, Token
 from typing import Any, ParamSpec, TypeVar
@@ -368,3 +370,54 @@ def _signals_wake(loop: asyncio.AbstractEventLoop) -> Iterator[None]:
         finally:
             signal.set_wakeup_fd(before)
             loop.remove_reader(reader)
+
+
+class RequestGate:
+    """Requests pass while the gate is open. `paused` closes it and waits for those that have passed."""
+
+    def __init__(self) -> None:
+        self.num_open = 0
+        """Requests that have passed and are not answered yet."""
+        self._num_pauses = 0
+        self._waiting: list[asyncio.Future[None]] = []
+        """Requests that wait for the end of a pause, and pauses that wait for the end of requests."""
+
+    @contextlib.asynccontextmanager
+    async def request(self) -> AsyncIterator[None]:
+        """The time of one request; it begins when no pause is in progress."""
+        while self._num_pauses:
+            await self._change()
+        self.num_open += 1
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            self._wake()
+
+    @contextlib.asynccontextmanager
+    async def paused(self) -> AsyncIterator[None]:
+        """A time in which no request is under way: those that are end first, new ones wait."""
+        self._num_pauses += 1
+        try:
+            while self.num_open:
+                await self._change()
+            yield
+        finally:
+            self._num_pauses -= 1
+            self._wake()
+
+    async def _change(self) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(future)
+        await future
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for future in waiting:
+            if not future.done():
+                future.get_loop().call_soon_threadsafe(_resolve, future)
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)

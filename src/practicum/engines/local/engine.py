@@ -57,11 +57,11 @@ from practicum.engines.local.runner import (
     runner_for,
 )
 from practicum.engines.local.stats import EngineStats
-from practicum.engines.request_gate import RequestGate
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
 from practicum.trajectory import ActionSource, StopReason
+from practicum.utils.concurrency import RequestGate
 
 CPU_PIECE_TOKENS, GPU_PIECE_TOKENS = 512, 16384
 """Tokens of a long prompt that are computed between two decode steps of other requests."""
