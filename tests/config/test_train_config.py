@@ -114,6 +114,7 @@ def test_both_spellings_of_the_agent_group() -> None:
 @pytest.mark.parametrize(
     ("override", "says"),
     [
+        ("trainer.total_steps=3", "Unknown key 'trainer.total_steps'. Did you mean 'trainer.total_training_steps'"),
         ("agent.max_turn=3", "Unknown key 'agent.max_turn'. Did you mean 'agent.max_turns'"),
         ("trainer.total_step=3", "Unknown key 'trainer.total_step'"),
         ("agent.max_turns.deep=3", "Unknown key"),

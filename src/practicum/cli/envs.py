@@ -55,6 +55,8 @@ def run(argv: list[str]) -> int:
     # `tools` and `mix` have no tasks of their own to check: theirs come from a file and from other environments. The
     # sites of `real` are on the Internet, and there is no expert.
     checkable = [name for name in registry.ENVIRONMENTS if name not in ("tools", "mix", "real")]
+    if args.name != "all":
+        registry.environment_class(args.name)  # an unknown name is an error before the table begins
     return check_all(checkable if args.name == "all" else [args.name], args.tasks, options)
 
 

@@ -7,6 +7,7 @@ translated (`RENAMED`, `SEVERAL`, `VALUES`).
 from __future__ import annotations
 
 import contextlib
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -362,6 +363,14 @@ def _key_hint(schema: type, tree: DictConfig, key: str) -> str:
         return f" Did you mean '{matches[0]}'?"
     if matches:
         return f" Which one: {', '.join(matches)}?"
+    if not difflib.get_close_matches(key, names, n=1, cutoff=0.9):
+        # `trainer.total_steps`: every word of it is in `trainer.total_training_steps`
+        section, _, last = key.rpartition(".")
+        words = set(last.split("_"))
+        siblings = [name.rpartition(".") for name in names if name.startswith(f"{section}.")]
+        longer = [sibling for head, _, sibling in siblings if head == section and words < set(sibling.split("_"))]
+        if len(words) > 1 and len(longer) == 1:
+            return f" Did you mean '{section}.{longer[0]}'?"
     return nearest_name(key, names) or " `--dry-run` prints every key, and docs/config.md says what they mean."
 
 

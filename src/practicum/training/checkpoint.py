@@ -142,9 +142,10 @@ def check_continuation(config: TrainConfig, folder: Path) -> None:
     refused.sort(key=lambda key: key != "actor_rollout_ref.model.path")  # another model brings other defaults
     if refused:
         key = refused[0]
+        others = f" ({len(refused)} keys differ)" if len(refused) > 1 else ""
         raise UserError(
-            f"'{folder}' holds a run with {key}={before.get(key)}, not {now.get(key)} "
-            f"({len(refused)} such differences); choose another trainer.experiment_name."
+            f"'{folder}' holds a run with {key}={before.get(key)}, not {now.get(key)}{others}; "
+            "choose another trainer.experiment_name."
         )
 
 
