@@ -260,7 +260,7 @@ COLLAPSING = {
 def test_a_short_run_that_collapses_is_reported_in_three_steps_and_dated_at_the_first() -> None:
     monitor = HealthMonitor(HealthSettings())
     results: dict[str, tuple[int, str, int | None]] = {}
-    texts = {}
+    texts: dict[str, str] = {}
     for step in range(1, 9):
         metrics = {name: values[step - 1] for name, values in COLLAPSING.items()}
         for finding in monitor.observe(step, {**metrics, "rollout/groups": 8.0}):
