@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from practicum import __version__
 from practicum.data import store
+from practicum.environment import Message
 from practicum.errors import UserError
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.result import EvalResult, attempt_result
@@ -22,6 +23,7 @@ from practicum.report.comparisons import compare_parts
 from practicum.report.episode import MAX_TURN_CHARACTERS, view
 from practicum.report.highlights import highlights, surprisal
 from practicum.report.index import EpisodeIndex
+from practicum.report.row_text import TEXT_FIELDS, row_text, tool_error_text
 from practicum.report.run_parts import parts_of_run
 from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder, find_runs, runs_below
@@ -248,3 +250,29 @@ def test_runs_without_a_common_task_are_not_compared(tmp_path: Path) -> None:
     store.write_episode(tmp_path / "b", an_episode("other", 0, 1.0))
     parts = [c for name in "ab" for c in parts_of_run(name, name, index_of(tmp_path / name).rows)]
     assert compare_parts(parts) == []
+
+
+@pytest.mark.parametrize(
+    ("observation", "text"),
+    [
+        ("Error: no article 'red pen' below 3,000.50 EUR", "no article ‘…’ below # EUR"),
+        ('Observation: Error: "a" is not one of `b`, “c”\nTraceback line 7', "‘…’ is not one of ‘…’, ‘…’"),
+        ("Output:\nError: it isn't there, that's all", "it isn't there, that's all"),
+        ("Error", "no text"),
+    ],
+)
+def test_errors_of_one_cause_have_one_text(observation: str, text: str) -> None:
+    assert tool_error_text(observation) == text
+
+
+def test_errors_are_counted_by_tool_and_text_up_to_a_few_texts() -> None:
+    episode = an_episode("t", 0, 0.0)
+    (turn,) = episode.turns
+    said = [f"Error: cause {name}" for name in "abcdefghij"] + ["Error: cause a", "5"]
+    later = tuple(replace(turn, restart=False, messages=(Message("tool", one, name="calculator"),)) for one in said)
+    row = row_text(replace(episode, turns=(turn, *later)))
+    assert row.tools == {"calculator": (13, 11)}
+    assert row.tool_errors == {
+        "calculator": {"other errors": 4, "cause a": 2, **{f"cause {name}": 1 for name in "bcdef"}}
+    }
+    assert len(row.record()) == len(TEXT_FIELDS)

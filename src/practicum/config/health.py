@@ -59,6 +59,8 @@ class HealthSettings:
     """Share of repeated 4-grams in a reply that is reported."""
     repetition_act: float = at_least(0, 0.6)
     """Share of repeated 4-grams in a reply that is acted on."""
+    invalid_replies: float = between(0, 1, 0.5)
+    """Share of replies that cannot be used above which most are lost: acted on where they could be used before."""
     length_clipped_warn: float = at_least(0, 0.3)
     """Share of replies cut by the token limit that is reported."""
     length_clipped_act: float = at_least(0, 0.6)

@@ -191,8 +191,14 @@ REWARD_HACKING_TEXT = (
 )
 
 
+def _mean_text(first: Any, step: float) -> str:
+    """Over which steps a value is a mean, which is why it differs from the last value of its curve."""
+    return f" as the mean of steps {first:.0f} to {step:.0f}" if is_number(first) and math.isfinite(first) else ""
+
+
 def _event(step: float, finding: Any) -> dict[str, Any]:
-    text = f"{finding.cause} ({finding.value:.3g}, limit {finding.threshold:.3g}); {finding.remedy}"
+    measured = f"{finding.value:.3g}{_mean_text(finding.mean_from, step)}, limit {finding.threshold:.3g}"
+    text = f"{finding.cause} ({measured}); {finding.remedy}"
     event = {"step": step, "sign": finding.sign, "severity": finding.severity, "text": text}
     return {
         **event,
@@ -215,7 +221,7 @@ def event_from_row(row: Mapping[str, Any]) -> dict[str, Any]:
     if kind != "finding":
         raise ValueError("a kind of line that is not known")
     figures = [f"{row[name]:.3g}" if is_number(row[name]) else "–" for name in ("value", "threshold")]
-    text = f"{row['cause']} ({figures[0]}, limit {figures[1]}); {row['remedy']}"
+    text = f"{row['cause']} ({figures[0]}{_mean_text(row.get('mean_from'), step)}, limit {figures[1]}); {row['remedy']}"
     severity = "act" if row["severity"] == "act" else "warn"
     since = {"since": row["since"]} if is_number(row.get("since")) and math.isfinite(row["since"]) else {}
     event = {"step": step, "sign": sign, "severity": severity, "text": escape_invisible(text[:2000])}

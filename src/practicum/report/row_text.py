@@ -18,6 +18,14 @@ MAX_QUESTION_CHARACTERS, MAX_ANSWER_CHARACTERS, MAX_ERROR_CHARACTERS = 240, 120,
 MAX_TOOLS, MAX_TOOL_CHARACTERS = 12, 60
 TOOL_ERROR = re.compile(r"(?:Observation: |Output:\n)?Error")
 """How the observation of a tool begins that failed, in any reply format."""
+MAX_TOOL_ERRORS, MAX_TOOL_ERROR_CHARACTERS = 6, 100
+OTHER_ERRORS = "other errors"
+"""What the errors of a tool beyond the first few texts of an episode are counted as."""
+ERROR_PREFIX = re.compile(r"^(?:Observation: |Output:\n)?Error:?")
+QUOTED = re.compile(
+    r"(?<!\w)(?:'[^'\n]{1,200}'|\"[^\"\n]{1,200}\"|`[^`\n]{1,200}`|‘[^’\n]{1,200}’|“[^”\n]{1,200}”)(?!\w)"
+)
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +40,25 @@ class RowText:
     tools: dict[str, tuple[int, int]] = field(default_factory=dict)
     kind: str = ""
     """The kind of its task, as in "level 3"."""
+    tool_errors: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Failed calls per tool and per text of the error, in which names and numbers are left out."""
 
     def record(self) -> list[Any]:
         """The values in the order of TEXT_FIELDS."""
-        return [self.question, self.target, self.answer, self.error, self.last_action, self.tools, self.kind]
+        return [
+            self.question,
+            self.target,
+            self.answer,
+            self.error,
+            self.last_action,
+            self.tools,
+            self.kind,
+            self.tool_errors,
+        ]
 
 
 NO_TEXT = RowText()
-TEXT_FIELDS = ("question", "target", "answer", "error", "last", "tools", "kind")
+TEXT_FIELDS = ("question", "target", "answer", "error", "last", "tools", "kind", "toolErrors")
 
 
 def row_text(episode: Trajectory) -> RowText:
@@ -48,14 +67,16 @@ def row_text(episode: Trajectory) -> RowText:
     unusable = [str(turn.action.error) for turn in episode.turns if turn.action.error is not None]
     error = str(episode.error) if episode.error is not None else unusable[-1] if unusable else ""
     answer = (last.action.content or last.reply) if last is not None else ""
+    tools, tool_errors = _tools(episode)
     return RowText(
         question=_short(question_of(episode), MAX_QUESTION_CHARACTERS),
         target=_short(target_of(episode), MAX_ANSWER_CHARACTERS),
         answer=_short(answer, MAX_ANSWER_CHARACTERS),
         error=_short(error, MAX_ERROR_CHARACTERS),
         last_action=_short(_last_action(episode), MAX_TOOL_CHARACTERS),
-        tools=_tools(episode),
+        tools=tools,
         kind=_short(_kind(episode), MAX_TOOL_CHARACTERS),
+        tool_errors=tool_errors,
     )
 
 
@@ -84,9 +105,12 @@ def _last_action(episode: Trajectory) -> str:
     return str(action.calls[-1].name) if action.calls else "answer"
 
 
-def _tools(episode: Trajectory) -> dict[str, tuple[int, int]]:
-    """Calls and failed calls per tool; the observation of a call is in the messages of the next turn."""
-    calls, errors = Counter[str](), Counter[str]()
+def _tools(episode: Trajectory) -> tuple[dict[str, tuple[int, int]], dict[str, dict[str, int]]]:
+    """Calls and failed calls per tool, and failed calls per text of the error.
+
+    The observation of a call is in the messages of the next turn.
+    """
+    calls, errors = Counter[str](), dict[str, Counter[str]]()
     answers = [turn.messages for turn in episode.turns[1:]] + [episode.closing]
     for turn, messages in zip(episode.turns, answers, strict=False):
         names = [tool_name(call.name) for call in turn.action.calls]
@@ -96,8 +120,25 @@ def _tools(episode: Trajectory) -> dict[str, tuple[int, int]]:
             pairs = [(tool_name(message.name or ""), message) for message in messages if message.role == "tool"]
         else:  # a format without a role for tools: one message for each call
             pairs = list(zip(names, messages, strict=True)) if len(names) == len(messages) else []
-        errors.update(name for name, message in pairs if TOOL_ERROR.match(message.content))
-    return {name: (count, min(count, errors[name])) for name, count in calls.most_common(MAX_TOOLS)}
+        for name, message in pairs:
+            if TOOL_ERROR.match(message.content):
+                _count_error(errors.setdefault(name, Counter()), tool_error_text(message.content))
+    used = {
+        name: (count, min(count, errors[name].total() if name in errors else 0))
+        for name, count in calls.most_common(MAX_TOOLS)
+    }
+    return used, {name: dict(errors[name].most_common()) for name in used if name in errors}
+
+
+def _count_error(texts: Counter[str], text: str) -> None:
+    texts[text if text in texts or len(texts) < MAX_TOOL_ERRORS else OTHER_ERRORS] += 1
+
+
+def tool_error_text(observation: str) -> str:
+    """The first line of a tool's error with quoted names and numbers left out, so that those of one cause are equal."""
+    beginning = observation[: 8 * MAX_TOOL_ERROR_CHARACTERS]
+    lines = ERROR_PREFIX.sub("", beginning, count=1).strip().splitlines() or ["no text"]
+    return _short(NUMBER.sub("#", QUOTED.sub("‘…’", lines[0])), MAX_TOOL_ERROR_CHARACTERS)
 
 
 def tool_name(name: object) -> str:

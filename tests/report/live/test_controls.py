@@ -248,7 +248,7 @@ def test_the_live_page_says_how_long_it_takes_and_that_a_run_has_ended(browser: 
         with locked(run, ""):  # a process writes to it: else it has ended early once nothing is new for 20 seconds
             page.goto(address)
             becomes(page, "document.body.innerText.includes('about 20 min left')")
-            assert "held-out success 50.0 % [40.0, 60.0]" in page.locator(".run").inner_text()
+            assert "held-out success at step 20 50.0 % [40.0, 60.0]" in page.locator(".run").inner_text()
             with (run / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": 21, **step_values(21), "actor/tokens": 1000.0}) + "\n")
             becomes(page, "document.body.innerText.includes('about 19 min left')")

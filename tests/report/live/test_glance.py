@@ -11,16 +11,19 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from practicum.data.store import write_episode
+from practicum.environment import Message
 from practicum.evaluation.result import AttemptResult, EvalResult
 from practicum.report.document import document
 from practicum.report.page import script
 from practicum.report.runs import find_runs
+from practicum.training.monitor.loggers import MetricsFile
 from practicum.training.validation_results import write_validation
 from practicum.trajectory import Outcome
 from tests.report.browser_pages import Watched, becomes
 from tests.report.live.test_live import Running
 from tests.report.live.test_overview import write_rl, write_stages
 from tests.report.report_files import CHROMIUM, a_turn, an_episode, write_run, write_training
+from tests.training.monitor.test_health import COLLAPSING
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
@@ -61,7 +64,7 @@ def test_the_first_screen_answers_and_leads_to_the_details(browser: Any, tmp_pat
         assert said["Best"].startswith("beta · rl 66.7 % [")
         assert "next alpha · rl 60.0 %: no difference shown +6.7 points [" in said["Best"]
         assert said["Fails"] == "most often level 1: 6 of 10 (60.0 %) · beta · rl"
-        assert said["Tool errors"] == "calculator 5 of 35 calls (14.3 %) · beta · rl"
+        assert said["Tool errors"] == ("calculator 5 of 35 calls (14.3 %), most often ‘no number’ (5) · beta · rl")
         assert said["Health"] == "act: success_collapse since step 2, and 1 further sign"
         assert said["Runs differ in"] == f"rl.lr 0.0003 → 0.001, commit {9 * 'a'} → {9 * 'b'} · alpha → beta"
         assert page.locator("#config-differences thead th").all_inner_texts() == ["alpha", "beta"]
@@ -74,6 +77,51 @@ def test_the_first_screen_answers_and_leads_to_the_details(browser: Any, tmp_pat
             becomes(page, f"document.activeElement.id === '{section}'")
             becomes(page, f"(() => {{ const top = document.getElementById('{section}').getBoundingClientRect().top;"
                           " return top >= 0 && top < innerHeight; })()")  # fmt: skip
+
+
+def test_the_errors_of_a_tool_are_told_by_their_text_and_open_their_episodes(browser: Any, tmp_path: Path) -> None:
+    for number in range(12):
+        episode = an_episode(f"task-{number}", 0, 0.0)
+        (turn,) = episode.turns
+        said = (
+            "5"
+            if number < 4
+            else f"Error: no article 'pen {number}' below {number} EUR"
+            if number < 9
+            else "Error: busy"
+        )
+        times = 2 if number == 4 else 1  # one episode fails twice with one text
+        later = tuple(
+            replace(turn, restart=False, messages=(Message("tool", said, name="calculator"),)) for _ in range(times)
+        )
+        write_episode(tmp_path / "run" / "rl" / "examination", replace(episode, turns=(turn, *later)))
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(write_report(tmp_path).as_uri())
+        text = "no article ‘…’ below # EUR"
+        assert f"most often ‘{text}’ (6)" in glance(page)["Tool errors"]
+        rows = page.locator("#tool-errors tbody tr")
+        assert rows.locator("td").all_inner_texts() == [f"calculator {text}", "6", "5", "calculator busy", "3", "3"]
+        assert page.locator("#tool-errors tfoot td").all_inner_texts() == ["All", "9", "8"]
+        rows.first.locator("td").nth(1).click()
+        becomes(page, "document.body.innerText.includes('5 of 12 episodes')")
+        assert page.locator(".cause").inner_text() == f"a call failed with: calculator: {text} ×"
+
+
+def test_a_short_run_that_collapses_is_dated_on_the_first_screen(browser: Any, tmp_path: Path) -> None:
+    folder = tmp_path / "run" / "rl"
+    folder.mkdir(parents=True)
+    file = MetricsFile(folder / "metrics.jsonl")
+    for step in range(1, 9):
+        metrics = {name: values[step - 1] for name, values in COLLAPSING.items()}
+        file.write(step, {**metrics, "reward/mean": metrics["success/mean"], "reward/std": 0.4, "rollout/groups": 8.0})
+    file.close()
+    with Watched(browser) as watched:
+        page = watched.page
+        page.goto(write_report(tmp_path).as_uri())
+        assert glance(page)["Health"].startswith("act: success_collapse since step 3")
+        assert "as the mean of steps 3 to 7" in page.locator("[data-sign=dead_groups]").first.inner_text()
+        assert "training success at step 8 0.0 %" in page.locator(".run").inner_text()
 
 
 def test_all_differences_are_on_one_axis(browser: Any, tmp_path: Path) -> None:

@@ -21,8 +21,8 @@ from practicum.training.monitor.health import (
     HealthFinding,
     HealthMonitor,
     checked_values,
-    reversals,
 )
+from practicum.training.monitor.series_changes import fall_to_nothing, reversals
 from practicum.training.rollout_source import repetition
 
 Metrics = dict[str, float]
@@ -155,7 +155,7 @@ CASES = [
         [
             success(lambda step: 0.8 if step < 20 else 0.5),  # less, but not by half
             success(lambda step: 0.0 if step == 20 else 0.8),  # one bad step
-            success(lambda step: 0.1 if step < 20 else 0.0),  # two successes of 16 may have been luck
+            success(lambda step: 0.1 if step < 2 else 0.0 if step < 5 else 0.05),  # three of 32 may have been luck
             success(lambda step: 0.0),  # it never succeeded
         ],
     ),
@@ -190,6 +190,16 @@ CASES = [
     Case("dead_groups", lambda step, metrics, rng: {"rollout/dead_groups": 1.0, "success/mean": 1.0}, {WARN}, []),
     Case("repetition_high", constant("rollout/repetition", 0.31), {WARN}, [constant("rollout/repetition", 0.29)]),
     Case("repetition_high", constant("rollout/repetition", 0.61), {ACT}, []),
+    Case(
+        "invalid_replies_high",
+        lambda step, metrics, rng: {"rollout/invalid_replies": 0.9 if step >= 20 else 0.1},
+        {ACT},
+        [
+            constant("rollout/invalid_replies", 0.45),
+            lambda step, metrics, rng: {"rollout/invalid_replies": 0.9 if step == 20 else 0.1},  # one step
+        ],
+    ),
+    Case("invalid_replies_high", constant("rollout/invalid_replies", 0.95), {WARN}, []),  # it never could
     Case(
         "length_clipped", constant("rollout/length_clipped", 0.31), {WARN}, [constant("rollout/length_clipped", 0.29)]
     ),
@@ -237,6 +247,64 @@ def test_a_sign_is_dated_by_the_metric_and_not_by_the_mean_over_several_steps() 
     step, _, sentence = results["success_collapse", ACT]
     assert step < 5 < results["dead_groups", ACT][0]
     assert ", since step 2)" in sentence
+
+
+COLLAPSING = {
+    "success/mean": [0.396, 0.375, 0.0625, 0.0, 0.0, 0.0417, 0.0, 0.0],
+    "rollout/invalid_replies": [0.019, 0.031, 0.100, 0.134, 0.179, 0.134, 0.951, 0.905],
+    "rollout/dead_groups": [0.875, 0.625, 0.875, 1.0, 1.0, 0.875, 1.0, 1.0],
+}
+"""A GRPO run of eight tasks a step with a learning rate that was too high."""
+
+
+def test_a_short_run_that_collapses_is_reported_in_three_steps_and_dated_at_the_first() -> None:
+    monitor = HealthMonitor(HealthSettings())
+    results: dict[str, tuple[int, str, int | None]] = {}
+    texts: dict[str, str] = {}
+    for step in range(1, 9):
+        metrics = {name: values[step - 1] for name, values in COLLAPSING.items()}
+        for finding in monitor.observe(step, {**metrics, "rollout/groups": 8.0}):
+            results.setdefault(finding.sign, (step, finding.severity, finding.since))
+            texts.setdefault(finding.sign, finding.sentence(step))
+    assert results == {
+        "success_collapse": (6, ACT, 3),
+        "dead_groups": (7, WARN, 7),
+        "invalid_replies_high": (8, ACT, 7),
+    }
+    assert "(dead_groups 0.95 as the mean of steps 3 to 7, limit 0.9)" in texts["dead_groups"]
+
+
+@pytest.mark.parametrize(("groups", "rate", "since"), [(8, 0.4, 12), (16, 0.3, 30), (32, 0.15, 8)])
+def test_a_fall_to_nothing_is_found_within_three_steps(groups: int, rate: float, since: int) -> None:
+    late = 0
+    for seed in range(20):
+        points = noisy_success(seed, groups, rate, since - 1)
+        fallen = [(since + place, 0.0, float(groups)) for place in range(12)]
+        found = [fall_to_nothing([*points, *fallen[:count]]) for count in range(1, 13)]
+        first = next(place for place, fall in enumerate(found) if fall is not None)
+        late += first > 3
+        assert abs(found[-1].since - since) <= 1 if found[-1] else False
+    assert late <= 2
+
+
+def noisy_success(seed: int, groups: int, rate: float, steps: int) -> list[tuple[int, float, float]]:
+    """A steady rate with as much noise as there can be: all chains of a task end alike."""
+    solved = np.random.default_rng(seed).binomial(groups, rate, steps)
+    return [(step, count / groups, float(groups)) for step, count in enumerate(solved, 1)]
+
+
+def test_steady_runs_of_few_tasks_are_seldom_reported_as_collapsed() -> None:
+    alarms = runs = 0
+    for groups, rate, steps in ((4, 0.1, 40), (8, 0.1, 40), (8, 0.4, 60), (16, 0.2, 60), (8, 0.7, 60)):
+        for seed in range(60):
+            monitor, runs = HealthMonitor(HealthSettings()), runs + 1
+            observed = (
+                monitor.observe(step, {"success/mean": share, "rollout/groups": count})
+                for step, share, count in noisy_success(seed, groups, rate, steps)
+            )
+            alarms += any(finding.sign == "success_collapse" for found in observed for finding in found)
+    assert runs == 300
+    assert alarms <= 5
 
 
 @pytest.mark.parametrize("seed", range(20))

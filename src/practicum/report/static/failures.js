@@ -1,7 +1,7 @@
 // What failed, and which tools erred: counts over the listed episodes. A row opens exactly the episodes that it counts.
 const CAUSES = {
   kind: ['kind of task', (row) => row.kind || 'no kind'],
-  error: ['error', (row) => (row.error ? row.error.replace(/\d+/g, '#').slice(0, 90) : 'no error')],
+  error: ['reply format', (row) => (row.error ? row.error.replace(/\d+/g, '#').slice(0, 90) : 'no unusable reply')],
   last: ['last action', (row) => row.last || 'no reply'],
   tool: ['tool that failed', (row) => Object.entries(row.tools || {}).filter(([, [, errors]]) => errors).map(([name]) => name).join(', ') || (Object.keys(row.tools || {}).length ? 'none failed' : 'no tool called')],
 };
@@ -12,11 +12,13 @@ const TOOL_FILTERS = {
   calls: ['calls the tool', (row, name) => Object.keys(row.tools || {}).some((one) => name === ANY_TOOL || one === name)],
   fails: ['a call failed of', (row, name) => Object.entries(row.tools || {}).some(([one, [, errors]]) => errors && (name === ANY_TOOL || one === name))],
 };
+// The value is "tool: text".
+TOOL_FILTERS.says = ['a call failed with', (row, value) => Object.entries(row.toolErrors || {}).some(([name, texts]) => Object.keys(texts).some((text) => value === `${name}: ${text}`))];
 const causeTitle = (kind) => (CAUSES[kind] || TOOL_FILTERS[kind] || [null])[0];
 const hasCause = (row, kind, cause) => (kind in CAUSES ? causeOf(row, kind) === cause : TOOL_FILTERS[kind][1](row, cause));
 const NOT_SUCCESS = 'not success';
 const hasOutcome = (row, outcome) => (outcome === NOT_SUCCESS ? row.outcome !== 'success' : row.outcome === outcome);
-const MAX_CLUSTERS = 12, MAX_TOOL_ROWS = 20;
+const MAX_CLUSTERS = 12, MAX_TOOL_ROWS = 20, MAX_ERROR_ROWS = 12;
 const failures = {by: '', of: ''}; // what was chosen; '': nothing
 
 const opens = (wanted, kind) => ({class: 'link ' + (kind || ''), tabindex: '0', on: {click: () => openList(wanted), keydown: (event) => { if (event.key === 'Enter') openList(wanted); }}});
@@ -87,6 +89,27 @@ function failingButton(one, where) {
   return el('button', {type: 'button', class: 'as-link', title: 'The episodes with these errors', on: {click: open, keydown: (event) => { if (event.key === 'Enter') { event.preventDefault(); open(event); } }}}, `${one.errors.toLocaleString('en')} in ${plural(one.failing, 'episode')}`);
 }
 
+// The texts of the errors of the tools, the most frequent first: [{name, text, calls, episodes}].
+function toolErrorsOf(rows) {
+  const errors = new Map();
+  for (const row of rows) for (const [name, texts] of Object.entries(row.toolErrors || {})) for (const [text, calls] of Object.entries(texts)) {
+    const key = [name, text].join('\u0000');
+    if (!errors.has(key)) errors.set(key, {name, text, calls: 0, episodes: 0});
+    const one = errors.get(key);
+    one.calls += calls; one.episodes += 1;
+  }
+  return [...errors.values()].sort((a, b) => b.calls - a.calls);
+}
+function toolErrorTable(rows, where) {
+  const found = toolErrorsOf(rows), rest = found.slice(MAX_ERROR_ROWS), failing = rows.filter((row) => TOOL_FILTERS.fails[1](row, ANY_TOOL)).length;
+  if (!found.length) return null;
+  const calls = (list) => list.reduce((sum, one) => sum + one.calls, 0);
+  return el('table', {id: 'tool-errors'}, el('thead', {}, el('tr', {}, el('th', {}, 'Error of a tool'), el('th', {class: 'n', title: 'Calls that failed with it'}, 'Calls'), el('th', {class: 'n'}, 'Episodes'))),
+    el('tbody', {}, found.slice(0, MAX_ERROR_ROWS).map((one) => el('tr', opens({...where, cause: `says: ${one.name}: ${one.text}`}), el('td', {}, el('b', {}, one.name), ` ${one.text}`), numbers(one.calls, one.episodes))),
+      rest.length ? el('tr', {class: 'soft'}, el('td', {}, plural(rest.length, 'further text')), numbers(calls(rest), '')) : null),
+    el('tfoot', {}, el('tr', opens({...where, cause: `fails: ${ANY_TOOL}`}, 'total'), el('td', {}, 'All'), numbers(calls(found), failing))));
+}
+
 // The episodes of the last stage, because what the first model could not do says little; without one, of the last validation.
 function lastCohort() {
   const lines = shownLines(resultGroups()).find((group) => group.some((line) => line.part !== 'validation')), cohorts = cohortsShown();
@@ -126,7 +149,7 @@ function failuresSection() {
     const by = failures.by || usualCause(rows);
     for (const button of choice.children) button.setAttribute('aria-pressed', String(button.dataset.cause === by));
     clusters.replaceChildren(rows.some((row) => row.outcome !== 'success') ? clusterTable(rows, by, where) : el('p', {class: 'note'}, `All ${plural(rows.length, 'episode')} succeeded.`));
-    tools.replaceChildren(rows.some((row) => Object.keys(row.tools || {}).length) ? toolTable(rows, where, Boolean(chosen)) : el('p', {class: 'note'}, 'No tool was called.'));
+    tools.replaceChildren(...rows.some((row) => Object.keys(row.tools || {}).length) ? [toolTable(rows, where, Boolean(chosen)), toolErrorTable(rows, where)].filter(Boolean) : [el('p', {class: 'note'}, 'No tool was called.')]);
   };
   fill();
   return el('section', {'aria-label': 'Failures and tools', id: 'failures'}, el('div', {class: 'section-head'}, el('h2', {}, 'Failures and tools'), el('span', {class: 'soft small'}, 'A row opens the episodes that it counts.'), cohorts.length > 1 ? el('label', {class: 'small soft'}, 'of ', of) : null, failed ? choice : null),

@@ -36,7 +36,9 @@ function toolsGlance(cohort, rows) {
     const totals = new Map();
     for (const {name, calls, errors} of toolsOf(list)) { const [a, b] = totals.get(name) || [0, 0]; totals.set(name, [a + calls, b + errors]); }
     const failing = [...totals].filter(([, [, errors]]) => errors).sort(([, a], [, b]) => b[1] - a[1]), calls = [...totals.values()].reduce((sum, [one]) => sum + one, 0);
-    const shown = failing.slice(0, 3).map(([name, [of, errors]]) => `${name} ${errors.toLocaleString('en')} of ${plural(of, 'call')} (${percent(errors / of)})`).join(', ');
+    // The most frequent error of the tool that errs most often.
+    const told = (name) => { const worst = toolErrorsOf(list).find((one) => one.name === name); return worst ? `, most often ‘${worst.text}’ (${worst.calls.toLocaleString('en')})` : ''; };
+    const shown = failing.slice(0, 3).map(([name, [of, errors]], place) => `${name} ${errors.toLocaleString('en')} of ${plural(of, 'call')} (${percent(errors / of)})${place ? '' : told(name)}`).join('; ');
     return {calls, failing: failing.length, text: failing.length ? shown + (failing.length > 3 ? ` and ${plural(failing.length - 3, 'further tool')}` : '') : `no error in ${plural(calls, 'call')}`};
   };
   const own = text(rows), all = cohort ? text(allRows()) : own;
@@ -49,8 +51,8 @@ function healthGlance() {
   const lines = linesOf(), signs = signsOf(lines);
   if (!lines.length) return null;
   if (!signs.length) return ['health', 'Health', 'no bad sign was seen', ''];
-  const [worst] = signs, rest = signs.length - 1;
-  return ['health', 'Health', [badge(`${worst.severity}: ${worst.sign}`, worst.severity), ` ${whenText(worst)}${lines.length > 1 ? ` of ${worst.line.label}` : ''}${rest ? `, and ${plural(rest, 'further sign')}` : ''}`], ''];
+  const [worst] = signs, rest = signs.length - 1; // the gravest, of those the first
+  return ['health', 'Health', [badge(`${worst.severity}: ${worst.sign}`, worst.severity), ` ${['adjusted', 'stopped'].includes(worst.sign) ? whenText(worst) : `since step ${worst.since}`}${lines.length > 1 ? ` of ${worst.line.label}` : ''}${rest ? `, and ${plural(rest, 'further sign')}` : ''}`], ''];
 }
 
 // Settings first: names and paths of runs differ anyhow.

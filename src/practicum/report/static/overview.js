@@ -71,8 +71,8 @@ function fillRun(card, run) {
     const curve = newest.find((one) => one.series[name]);
     const points = curve ? pointsOf(curve.series[name]) : [];
     if (points.length) {
-      const [, mean, low, high] = points[points.length - 1];
-      found.push(fact(name.startsWith('val') ? 'held-out success' : 'training success', percent(mean) + (low < high ? ` ${interval(low, high)}` : '')));
+      const [at, mean, low, high] = points[points.length - 1];
+      found.push(fact(`${name.startsWith('val') ? 'held-out success' : 'training success'} at step ${at}`, percent(mean) + (low < high ? ` ${interval(low, high)}` : '')));
       break;
     }
   }

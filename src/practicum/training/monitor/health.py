@@ -17,14 +17,12 @@ from typing import Any
 from practicum.config.fields import check_fields
 from practicum.config.health import HealthSettings
 from practicum.errors import UserError
-from practicum.evaluation.stats.intervals import jeffreys
 from practicum.evaluation.stats.trend import Trend, trend
 from practicum.training.monitor.loggers import MetricsFile
+from practicum.training.monitor.series_changes import STEPS_SINCE, fall_from_best, fall_to_nothing, reversals
 from practicum.trajectory import Outcome
 
 WARN, ACT = "warn", "act"
-COLLAPSE_INTERVAL_LEVEL = 0.999
-"""Level of the intervals that a collapse is judged by: the best of many steps is compared, so chance is at work."""
 
 METRIC_NAMES = {
     "reward": "reward/mean",
@@ -35,6 +33,7 @@ METRIC_NAMES = {
     "clip_fraction": "actor/pg_clipfrac",
     "dead_groups": "rollout/dead_groups",
     "repetition": "rollout/repetition",
+    "invalid_replies": "rollout/invalid_replies",
     "length_clipped": "rollout/length_clipped",
     "mismatch": "mismatch/logprob/mean",
     "policy_loss": "actor/pg_loss",
@@ -60,10 +59,14 @@ class HealthFinding:
     remedy: str
     since: int | None = None
     """The first of the last steps that are all beyond the limit, where a mean over several steps is reported later."""
+    mean_from: int | None = None
+    """The first of the steps that the value is the mean of; None where it is that of one step or no mean."""
 
     def sentence(self, step: int) -> str:
         """Return the finding as one line for a person."""
-        measured = f"{self.sign} {self.value:.3g}, limit {self.threshold:.3g}"
+        measured = f"{self.sign} {self.value:.3g}"
+        measured += "" if self.mean_from is None else f" as the mean of steps {self.mean_from} to {step}"
+        measured += f", limit {self.threshold:.3g}"
         measured += "" if self.since is None or self.since >= step else f", since step {self.since}"
         return f"Step {step} ({self.severity}): {self.cause} ({measured}); {self.remedy}."
 
@@ -99,7 +102,7 @@ class MetricHistory:
         )
         for name, value in values.items():
             self.series[name] = [*self.series.get(name, []), (step, value)][-longest:]
-        for name in ("reward", "entropy"):
+        for name in ("reward", "entropy", "invalid_replies"):
             first = self.first_values.setdefault(name, [])
             if name in values and len(first) < settings.smooth:
                 first.append(values[name])
@@ -181,26 +184,6 @@ def _reward_oscillating(history: MetricHistory, settings: HealthSettings) -> Hea
     return _above("reward_oscillating", count, limits, (cause, remedy), (cause, remedy))
 
 
-def reversals(values: Sequence[float], size: float) -> int:
-    """How often the series turns back by at least `size` from its last high or low.
-
-    A steady rise has no reversal however steep it is, and noise smaller than `size` has none however long it lasts.
-    """
-    if not values:
-        return 0
-    high = low = values[0]
-    direction, count = 0, 0
-    for value in values[1:]:
-        high, low = max(high, value), min(low, value)
-        if direction >= 0 and value <= high - size:
-            count += direction > 0
-            direction, low = -1, value
-        elif direction <= 0 and value >= low + size:
-            count += direction < 0
-            direction, high = 1, value
-    return count
-
-
 def _entropy_collapse(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
     value = history.moving_average("entropy", settings.smooth)
     if value is None or history.is_saturated(settings):
@@ -208,10 +191,10 @@ def _entropy_collapse(history: MetricHistory, settings: HealthSettings) -> Healt
     cause, remedy = "the policy hardly explores any more", "raise entropy_coeff (0.01 to 0.05)"
     if value < settings.entropy_floor:
         finding = HealthFinding("entropy_collapse", ACT, value, settings.entropy_floor, cause, remedy)
-        return _dated(finding, history, "entropy", below=True)
+        return _dated(finding, history, "entropy", below=True, steps=settings.smooth)
     limit = settings.entropy_share * _mean(history.first_values["entropy"])
     finding = HealthFinding("entropy_collapse", WARN, value, limit, cause, remedy)
-    return _dated(finding, history, "entropy", below=True) if value < limit else None
+    return _dated(finding, history, "entropy", below=True, steps=settings.smooth) if value < limit else None
 
 
 def _dead_groups(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
@@ -220,35 +203,52 @@ def _dead_groups(history: MetricHistory, settings: HealthSettings) -> HealthFind
     cause = "nearly all groups have equal rewards, so there is nothing to compare"
     if history.is_saturated(settings):  # nearly all solved: most groups must be dead, and no harm is done if all are
         finding = _above("dead_groups", value, (limits[1], math.inf), (cause, "give it harder tasks"), ("", ""))
-        return _dated(finding, history, "dead_groups")
+        return _dated(finding, history, "dead_groups", steps=settings.smooth)
     advice = cause, "give it easier tasks, more chains per task, or SFT first"
-    return _dated(_above("dead_groups", value, limits, advice, advice), history, "dead_groups")
+    finding = _above("dead_groups", value, limits, advice, advice)
+    return _dated(finding, history, "dead_groups", steps=settings.smooth)
 
 
 def _success_collapse(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
     """Success fell, surely and by more than half, and has stayed there for at least two steps.
 
     The tasks of a step are counted, not its episodes, which are not independent. The best step of the history is taken
-    at the lower end of its interval, all steps since the fall together at the upper end of theirs.
+    at the lower end of its interval, all steps since the fall together at the upper end of theirs. Steps of few tasks
+    have no such best step; there all steps before a fall to nearly nothing are taken together.
     """
     recent = [rate for _, rate in history.series["success"]]
     if recent[-1] >= settings.success_fall * max(recent):  # nearly every step of nearly every run
         return None
     groups = dict(history.series["groups"])
     rates = [(step, rate, groups[step]) for step, rate in history.series["success"] if groups.get(step, 0) >= 1]
-    lows = [jeffreys(round(rate * count, 6), count, COLLAPSE_INTERVAL_LEVEL).low for _, rate, count in rates]
-    limit = settings.success_fall * max(lows, default=0.0)
-    since = history.first_step("success", lambda rate: rate < limit)
-    fallen = [(rate, count) for step, rate, count in rates if since is not None and step >= since]
-    if len(fallen) < 2 or since is None:
-        return None
-    total = math.fsum(count for _, count in fallen)
-    solved = math.fsum(rate * count for rate, count in fallen)
-    if jeffreys(round(solved, 6), total, COLLAPSE_INTERVAL_LEVEL).high >= limit:
-        return None
+    fall = fall_from_best(rates, settings.success_fall)
+    if fall is None:
+        fall = fall_to_nothing(rates)
+        if fall is None or any(rate >= settings.success_fall * fall.before for _, rate, _ in rates[-STEPS_SINCE:]):
+            return None
     cause = "success has collapsed"
     remedy = "go back to a checkpoint before it, with a lower learning rate or a higher kl_coef"
-    return HealthFinding("success_collapse", ACT, solved / total, limit, cause, remedy, since)
+    limit = settings.success_fall * fall.before
+    return HealthFinding("success_collapse", ACT, fall.after, limit, cause, remedy, fall.since)
+
+
+def _invalid_replies(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
+    """Most replies of at least two steps cannot be used: grave where they could be before, else a model to teach first.
+
+    Not averaged over more steps, because a step has hundreds of replies.
+    """
+    points, limit = history.series["invalid_replies"], settings.invalid_replies
+    since = history.first_step("invalid_replies", lambda share: share > limit)
+    beyond = [share for step, share in points if since is not None and step >= since]
+    if len(beyond) < 2:
+        return None
+    if len(beyond) == len(points) and min(history.first_values["invalid_replies"]) > limit:
+        severity, cause = WARN, "most replies cannot be used, from the start"
+        remedy = "train on demonstrations (SFT) first, or use a reply format that the model knows"
+    else:
+        severity, cause = ACT, "most replies can no longer be used"
+        remedy = "go back to a checkpoint before it, with a lower learning rate or a higher kl_coef"
+    return HealthFinding("invalid_replies_high", severity, beyond[-1], limit, cause, remedy, since)
 
 
 def _returns_out_of_range(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
@@ -354,14 +354,15 @@ def _above(
 
 
 def _dated(
-    finding: HealthFinding | None, history: MetricHistory, name: str, below: bool = False
+    finding: HealthFinding | None, history: MetricHistory, name: str, below: bool = False, steps: int = 1
 ) -> HealthFinding | None:
-    """The finding with the step since which the metric itself, not only its mean, is beyond the limit."""
+    """The finding with the step since which the metric itself, not only its mean over `steps`, is beyond the limit."""
     if finding is None:
         return None
     limit = finding.threshold
     since = history.first_step(name, (lambda value: value < limit) if below else (lambda value: value > limit))
-    return replace(finding, since=since)
+    mean_from = history.series[name][-steps:][0][0] if steps > 1 else None
+    return replace(finding, since=since, mean_from=mean_from)
 
 
 def _limit_check(
@@ -375,8 +376,9 @@ def _limit_check(
     """A check of one metric against limits: its average over a few steps, or (`averaged=False`) its last value."""
 
     def check(history: MetricHistory, settings: HealthSettings) -> HealthFinding | None:
-        value = history.moving_average(name, settings.smooth if averaged else 1)
-        return _dated(_above(sign, value, limits(settings), warning, alarm or warning), history, name)
+        steps = settings.smooth if averaged else 1
+        finding = _above(sign, history.moving_average(name, steps), limits(settings), warning, alarm or warning)
+        return _dated(finding, history, name, steps=steps)
 
     return HealthCheck((name,), check)
 
@@ -416,6 +418,7 @@ HEALTH_CHECKS: dict[str, HealthCheck] = {
         lambda s: (s.repetition_warn, s.repetition_act),
         ("replies repeat themselves", "go back to a checkpoint before it, with a higher kl_coef"),
     ),
+    "invalid_replies_high": HealthCheck(("invalid_replies",), _invalid_replies),
     "length_clipped": _limit_check(
         "length_clipped",
         "length_clipped",
@@ -461,7 +464,7 @@ class HealthLog(MetricsFile):
 
     def write_findings(self, step: int, findings: Sequence[HealthFinding]) -> None:
         for finding in findings:
-            values = {name: value for name, value in vars(finding).items() if name != "since" or value is not None}
+            values = {name: value for name, value in vars(finding).items() if value is not None}
             self._write(step, "finding", values)
 
     def write_adjustment(self, step: int, adjustment: Adjustment) -> None:
