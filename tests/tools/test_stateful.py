@@ -445,7 +445,7 @@ def test_a_warm_state_that_is_not_healthy_is_not_handed_out(answer: Any, made: i
 
 def test_a_worn_out_state_is_replaced_at_reset() -> None:
     class Worn:
-        result = 0
+        made = 0
 
         def __init__(self) -> None:
             Worn.made += 1

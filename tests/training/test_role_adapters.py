@@ -188,11 +188,12 @@ def test_a_greedy_rollout_is_greedy_for_all_trained_roles() -> None:
     source = OnlineSource(trainer.policy, Relay().tasks("train", 8), Relay, agent, settings)
     temperatures: list[dict[str, float]] = []
 
-    async def note(planned: Sequence[Attempt], make: object, agent: Agent, **more: object) -> list[Trajectory]:
+    async def note(planned: Sequence[Attempt], make: object, agent: Agent, **more: object) -> Any:
         policies = trainer.policy.policies(agent)
         temperatures.append({name: policy.sampling.temperature for name, policy in policies.items()})
-        return []
+        return await roll_out(planned, make, agent, **more)
 
+    roll_out: Any = trainer.policy.roll_out
     trainer.policy.roll_out = note  # type: ignore[method-assign, assignment]
     asyncio.run(source.greedy_rewards(source.stream.take(1), ""))
     assert temperatures == [{"worker": 0.0, "manager": 0.9}]

@@ -150,7 +150,7 @@ def _columns(cells: Sequence[str], verdict: str) -> str:
     narrow = text_width(sys.stdout) < 100
     widths = [0 if narrow and index in WIDE_COLUMNS else width for index, width in enumerate(COLUMN_WIDTHS)]
     shown = [
-        shortened(cell, -width - 1).ljust(-width) if width < 0 else cell.rjust(width)
+        shortened(cell, -width).ljust(-width) if width < 0 else cell.rjust(width)
         for cell, width in zip(cells, widths, strict=True)
         if width
     ]
