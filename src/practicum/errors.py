@@ -20,6 +20,14 @@ class UserError(Exception):
     """Wrong input or a wrong setting; the message is one sentence that contains the remedy."""
 
 
+class NoServerAnswers(UserError):
+    """Nothing answers at the address of a server."""
+
+    def __init__(self, url: str, reason: str, remedy: str = "start it, or check --url") -> None:
+        super().__init__(f"No server answers at {url} ({reason}); {remedy}.")
+        self.url, self.reason = url, reason
+
+
 class EngineError(Exception):
     """An engine could not answer one request; the episode ends as `engine_error`."""
 
@@ -33,10 +41,24 @@ class JudgeError(Exception):
     """A reward could not be computed; the episode ends as `judge_error`."""
 
 
+MIN_SIMILARITY = 0.65
+"""Share of equal characters (difflib's ratio) from which on a name may be the one that was meant: two exchanged letters
+of three are 0.67, 'nosuch' and 'search' 0.5."""
+
+
+def close_name(name: str, names: Iterable[str]) -> str | None:
+    """Return the known name that is nearest to a misspelt one, the only one that begins with it,
+    or None."""
+    known = sorted(names)
+    longer = [one for one in known if len(name) > 2 and one.startswith(name)]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY)
+    return close[0] if close else longer[0] if len(longer) == 1 else None
+
+
 def nearest_name(name: str, names: Iterable[str]) -> str:
     """Return " Did you mean ...?" for a misspelt name, or "" where no known one is near."""
-    close = difflib.get_close_matches(name, sorted(names), n=1, cutoff=0.5)
-    return f" Did you mean '{close[0]}'?" if close else ""
+    close = close_name(name, names)
+    return f" Did you mean '{close}'?" if close else ""
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:

@@ -135,7 +135,7 @@ def test_envs_lists_every_environment(capsys: pytest.CaptureFixture[str]) -> Non
     [
         (["colect"], "Unknown command 'colect'. Did you mean 'collect'?"),
         (["collect", "--env", "maths"], "Unknown environment 'maths'. Did you mean 'math'?"),
-        (["collect", "--env", "math", "--policy", "./none"], "'./none' is not a model folder"),
+        (["collect", "--env", "math", "--policy", "./none"], "There is no folder './none'"),
         (
             ["collect", "--env", "math", "--tools", "calculater"],
             "Unknown tool 'calculater'. Did you mean 'calculator'?",
@@ -298,6 +298,7 @@ def test_ctrl_c_stops_cleanly_and_keeps_what_is_finished(tmp_path: Path) -> None
         process.kill()
     assert process.returncode == 130
     assert "practicum: stopped; finished episodes" in errors
+    assert "are saved; the same command goes on from there." in errors
     assert "Traceback" not in errors
     kept = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert 3 <= len(kept) < 4000

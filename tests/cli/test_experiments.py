@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from pathlib import Path
 
 import pytest
 
 from practicum.cli.main import main
-from practicum.config.experiments import read_experiments
+from practicum.config.experiments import SERVER_BACKENDS, read_experiments
 from practicum.errors import UserError
 from practicum.evaluation.result import read_result
 
@@ -159,3 +160,36 @@ def test_one_model_from_outside_is_not_several_modes(
     monkeypatch.setenv("HALO_WORKER_MODEL", "qwen_bc")
     assert main(["matrix", "--mode", "qwen_worker_zero", "qwen_worker_bc"]) == 2
     assert "HALO_WORKER_MODEL names one model" in capsys.readouterr().err
+
+
+def test_an_unreachable_server_says_where_its_address_came_from(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
+    Path("mine.yaml").write_text(
+        "defaults: {env: math, tasks: 2}\n"
+        f"experiments: [{{name: a, worker_model: m, qwen_backend: vllm}}, {{name: b, policy: m, url: '{url}'}}]"
+    )
+    monkeypatch.setitem(SERVER_BACKENDS, "vllm", url)
+    remedy = (
+        "start one there, set HALO_VLLM_URL to another address, or load the model here with HALO_WORKER_BACKEND=local "
+        "and HALO_WORKER_MODEL=FOLDER."
+    )
+
+    def said(command: list[str]) -> str:
+        assert main([*command, "--config", "mine.yaml"]) == 2
+        return capsys.readouterr().err
+
+    for command in (["collect", "--experiment", "a"], ["eval", "--mode", "a"], ["matrix", "--experiment", "a"]):
+        error = said(command)
+        assert f"No server answers at {url} (the default of HALO_VLLM_URL; " in error
+        assert remedy in error
+    monkeypatch.setitem(SERVER_BACKENDS, "vllm", "http://localhost:1/v1")
+    assert f"No server answers at {url} (in the file of experiments; " in said(["eval", "--mode", "b"])
+    monkeypatch.setenv("HALO_VLLM_URL", url)
+    assert f"No server answers at {url} (the value of HALO_VLLM_URL; " in said(["eval", "--mode", "a"])
+    error = said(["eval", "--mode", "a", "--url", url])
+    assert "HALO_VLLM_URL" not in error
+    assert "start it, or check --url" in error

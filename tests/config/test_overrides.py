@@ -181,6 +181,11 @@ def test_an_unknown_recipe_is_an_error_that_lists_those_there_are() -> None:
         ("clip_ratio=0.1", "Did you mean 'actor_rollout_ref.actor.clip_ratio'?"),
         ("grad_clip=1", "Which one: actor_rollout_ref.actor.grad_clip, critic.grad_clip?"),
         ("trainer.toal_epochs=1", "Did you mean 'trainer.total_epochs'?"),
+        ("trainer.foo_bar=3", "`--dry-run` prints every key, and docs/config.md says what they mean."),
+        ("actor_rollout_ref.rolout.name=vllm", "Did you mean 'actor_rollout_ref.rollout.name'?"),
+        ("actor_rollout_ref.actor.optim.wieght_decay=0", "Did you mean 'actor_rollout_ref.actor.optim.weight_decay'?"),
+        ("trainr.total_epochs=1", "Did you mean 'trainer.total_epochs'?"),
+        ("rollout.max_num_sqs=4", "Did you mean 'actor_rollout_ref.rollout.max_num_seqs'?"),
         ("qqq=1", "docs/config.md says what they mean."),
     ],
 )

@@ -119,7 +119,9 @@ def test_no_difference_says_how_many_tasks_would_show_it(make_result: Make) -> N
     assert f"needs about {needed} tasks" in results.power_statement
     same = compare_pair(make_result("a", [1, 0] * 50), make_result("b", [1, 0] * 50))
     assert same.success.num_more_tasks is None
-    assert "no number of tasks shows" in same.power_statement
+    assert same.power_statement.endswith("; the measured difference is 0, so no number of tasks can be given.")
+    assert same.power_statement.startswith("100 tasks can show ")
+    assert same.power_statement.count("(power 80 %)") == 1
 
 
 def test_other_panels_are_refused(make_result: Make) -> None:

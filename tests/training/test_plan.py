@@ -77,7 +77,7 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "recipe=rubric-reinforce", "trainer.nnodes=64", "trainer.n_gpus_per_node=8"]
     assert main(command) == 0
     text = capsys.readouterr().out
-    assert "64 × 8 H200" in text
+    assert "64 × 8 H200 (assumed; change with --hardware)" in " ".join(text.split())
     assert "does not fit" in text
     assert "lower actor_rollout_ref.rollout.max_num_seqs" in text
     assert max(map(len, text.splitlines())) <= 80
@@ -85,6 +85,8 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     values = json.loads(capsys.readouterr().out)
     assert values["ranks"] == 512
     assert values["total_bytes"] == pytest.approx(sum(values["memory"].values()))
+    assert main([*command, "--hardware", "h100"]) == 0
+    assert "assumed" not in capsys.readouterr().out
     assert main(["plan", "--points"]) == 0
     assert "qwen2.5-7b, h200" in capsys.readouterr().out
     assert main(["plan", "actor_rollout_ref.model.path=somebody/else"]) == 2

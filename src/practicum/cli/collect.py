@@ -16,6 +16,7 @@ from practicum.cli.options import (
     rollout_fields,
 )
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 if TYPE_CHECKING:
@@ -35,9 +36,11 @@ def run(argv: list[str]) -> int:
     for name in EXPLORATION_FLAGS:
         if vars(args)[name] is not None:
             raise UserError(f"--{name.replace('_', '-')} goes with --verify-exploration.")
+    from practicum.cli.modes import explained_url
     from practicum.collector import collect  # brings torch, which is slow to import: not for --help
 
-    result = collect(settings_from(args))
+    with explained_url(argv):
+        result = collect(settings_from(args))
     say(result.describe())
     if result.unscored_warning is not None:
         say(f"practicum: {result.unscored_warning}", sys.stderr)
@@ -65,9 +68,9 @@ def expand_experiment(argv: list[str]) -> list[str]:
     return ["--out", "data/trajectories", *flags, "--experiment", options.experiment or name]
 
 
-def experiment_parser() -> argparse.ArgumentParser:
+def experiment_parser() -> ArgumentParser:
     """The flags that may name an experiment."""
-    parser = argparse.ArgumentParser(prog="practicum collect", add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(prog="practicum collect", add_help=False, allow_abbrev=False)
     group = parser.add_argument_group("experiments")
     group.add_argument(
         "--experiment", help="folder below --out (default: collect); if --config has an experiment of this name, its "
@@ -78,8 +81,8 @@ def experiment_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="practicum collect",
         parents=[experiment_parser()],
         description=__doc__,

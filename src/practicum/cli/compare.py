@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import coloured, say
 
 if TYPE_CHECKING:
@@ -52,8 +52,8 @@ def has_verdict(comparison: Comparison) -> bool:
     return comparison.success.num_tasks > 0 and comparison.conclusion != "settings differ"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="practicum compare",
         description=__doc__,
         epilog="A result is a file of `practicum eval --out`, or a folder with one for every environment.",

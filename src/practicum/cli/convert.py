@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from practicum.data.convert import FOLDER_FORMATS, FORMATS, convert, write
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum convert", description=__doc__)
+    parser = ArgumentParser(prog="practicum convert", description=__doc__)
     parser.add_argument(
         "format",
         choices=(*FORMATS, *FOLDER_FORMATS),

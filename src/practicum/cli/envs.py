@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import inspect
 import sys
@@ -10,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from practicum.cli.options import environment_options, positive
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.tables import shortened
 from practicum.utils.terminal import say, text_width, wrap
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum envs", description=__doc__)
+    parser = ArgumentParser(prog="practicum envs", description=__doc__)
     parser.add_argument("action", nargs="?", choices=("list", "show", "check", "serve", "digest"), default="list")
     parser.add_argument("name", nargs="?", help="an environment, or (to check) 'all'")
     parser.add_argument("--tasks", type=positive, default=50, help="check: tasks to check with")

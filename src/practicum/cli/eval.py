@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +15,7 @@ from practicum.cli.options import (
     rollout_fields,
 )
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 
 if TYPE_CHECKING:
     from practicum.evaluation.result import EvalResult
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 def run(argv: list[str]) -> int:
     """Exit code 1: in one of the environments nothing could be scored."""
     settings = parse_settings(argv)
+    from practicum.cli.modes import explained_url
     from practicum.evaluation.result_table import describe_all
     from practicum.evaluation.runner import evaluate_all
 
-    results = evaluate_all(settings, on_result=print_result)
+    with explained_url(argv):
+        results = evaluate_all(settings, on_result=print_result)
     if len(results) > 1:
         print("\n".join(["", *describe_all(results, settings[0])]))
     return 0 if all(result.scored for result in results) else 1
@@ -39,6 +41,7 @@ def parse_settings(argv: list[str]) -> list[EvalSettings]:
     """The settings that the flags ask for, one per environment."""
     environments, rest = split_environments(expand_mode(normalize_flags(argv)))
     if not environments and not {"-h", "--help"} & set(rest):
+        make_parser().refuse_unknown_options(rest)
         raise UserError("Say which environment to evaluate in: --env NAME; `practicum envs` lists them.")
     args = make_parser().parse_args([*(["--env", environments[0]] if environments else []), *rest])
     from practicum.evaluation.settings import EvalSettings, settings_by_environment
@@ -76,9 +79,9 @@ def expand_mode(argv: list[str]) -> list[str]:
     return ["--name", mode.name, "--out", f"results/{mode.name}.json", *flags]
 
 
-def mode_parser() -> argparse.ArgumentParser:
+def mode_parser() -> ArgumentParser:
     """The flags that name a mode; they set other flags."""
-    parser = argparse.ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
     group = parser.add_argument_group("modes")
     group.add_argument("--mode", help="an experiment by name, or NAME=POLICY; the result goes to results/NAME.json")
     group.add_argument("--experiment", help="an experiment of --config")
@@ -88,14 +91,14 @@ def mode_parser() -> argparse.ArgumentParser:
 
 def split_environments(argv: list[str]) -> tuple[list[str], list[str]]:
     """The environments that --env names, each once, and all other arguments."""
-    parser = argparse.ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
+    parser = ArgumentParser(prog="practicum eval", add_help=False, allow_abbrev=False)
     parser.add_argument("--env", action="append", default=[])
     options, rest = parser.parse_known_args(argv)
     return list(dict.fromkeys(options.env)), rest
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="practicum eval",
         parents=[mode_parser()],
         description=__doc__,

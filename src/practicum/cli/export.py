@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from practicum.cli.options import normalize_flags
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 
@@ -13,7 +13,7 @@ def run(argv: list[str]) -> int:
     from practicum.data.export import STRATEGIES
     from practicum.data.export_files import FORMATS, ExportSettings, export_episodes
 
-    parser = argparse.ArgumentParser(prog="practicum export", description=__doc__)
+    parser = ArgumentParser(prog="practicum export", description=__doc__)
     parser.add_argument("--input-dir", type=Path, default=Path("runs"), help="folder of episodes (default: runs)")
     parser.add_argument("--output-dir", type=Path, default=Path("data/datasets"), help="default: data/datasets")
     parser.add_argument("--format", choices=(*FORMATS, "all"), default="all")

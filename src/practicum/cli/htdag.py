@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
 
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.tables import percent_interval, shortened, table
 from practicum.utils.terminal import say
 
@@ -27,7 +27,7 @@ ROWS = (
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum htdag", description=__doc__)
+    parser = ArgumentParser(prog="practicum htdag", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     baseline = commands.add_parser("baseline", help="run the scripted planners on the panel and write the results")
     baseline.add_argument("--out", type=Path, help="folder of the results (default: data/htdag_benchmarks)")

@@ -38,6 +38,9 @@ COMMANDS = {
     "show": "print one episode with its trained tokens in colour",
 }
 
+RESUMABLE = ("collect", "sft", "dpo", "train", "pipeline", "eval", "matrix")
+"""Commands that continue where they were stopped; `quickstart` begins again, and says so itself."""
+
 
 def usage() -> str:
     lines = [
@@ -98,7 +101,9 @@ def main(argv: list[str] | None = None) -> int:
         )
         return 2
     except KeyboardInterrupt:
-        print("\npracticum: stopped; finished episodes, metrics and checkpoints are saved.", file=sys.stderr)
+        goes_on = "; the same command goes on from there" if arguments[0] in RESUMABLE else ""
+        saved = "finished episodes, metrics and checkpoints are saved"
+        print(f"\npracticum: stopped; {saved}{goes_on}.", file=sys.stderr)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from practicum.cli.compare import wrapped
 from practicum.cli.options import HelpFormatter, normalize_flags
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 MIN_WIDTH_OF_ALL_COLUMNS = 96
@@ -53,9 +54,9 @@ def run(argv: list[str]) -> int:
     return 0 if all(row.result.scored for row in rows) else 1
 
 
-def make_parser(modes_only: bool = False) -> argparse.ArgumentParser:
+def make_parser(modes_only: bool = False) -> ArgumentParser:
     """With `modes_only`, unknown arguments are left for `practicum eval`, and none is taken for a result file."""
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="practicum matrix", description=__doc__, formatter_class=HelpFormatter,
         allow_abbrev=False, add_help=not modes_only,
     )  # fmt: skip
@@ -104,9 +105,11 @@ def read_modes(args: argparse.Namespace) -> list[Experiment]:
 
 def evaluate_modes(modes: list[Experiment], args: argparse.Namespace, eval_flags: list[str]) -> list[Path]:
     """Evaluate every mode as far as its result file lacks attempts. Flags that are typed override those of a file."""
+    from practicum.cli.eval import make_parser as make_eval_parser
     from practicum.cli.eval import parse_settings
-    from practicum.cli.modes import typed_over, with_subset
+    from practicum.cli.modes import explained_url, typed_over, with_subset
 
+    make_parser().refuse_unknown_options(eval_flags, also=make_eval_parser().option_names())
     typed = with_subset(args.config, eval_flags)
     paths = [args.out / f"{mode.name}.json" for mode in modes]
     settings = []
@@ -119,7 +122,8 @@ def evaluate_modes(modes: list[Experiment], args: argparse.Namespace, eval_flags
     def on_result(runner: EvalRunner, result: EvalResult) -> None:
         print(describe_result(runner, result), end="\n\n", flush=True)
 
-    evaluate_all(settings, on_result=on_result)  # a mode in which nothing was scored is a line of the matrix too
+    with explained_url(typed):
+        evaluate_all(settings, on_result=on_result)  # a mode in which nothing was scored is a line of the matrix too
     return paths
 
 

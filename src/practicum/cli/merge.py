@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum merge", description=__doc__)
+    parser = ArgumentParser(prog="practicum merge", description=__doc__)
     parser.add_argument("--model", required=True, help="what the adapter was trained on (name, folder, hub id)")
     parser.add_argument("--adapter", type=Path, required=True, help="PEFT folder (adapter_config.json, …)")
     parser.add_argument("--out", type=Path, required=True, help="folder for the full model")

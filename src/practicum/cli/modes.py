@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
+import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
-from practicum.config.experiments import Experiment, read_experiments
-from practicum.errors import UserError
+from practicum.config.experiments import Experiment, read_experiments, url_source
+from practicum.errors import NoServerAnswers, UserError
+from practicum.utils.argument_parser import ArgumentParser
 
 
 def named_modes(pairs: Sequence[str], path: Path | None = None) -> list[Experiment]:
@@ -31,8 +32,8 @@ def read_modes(path: Path | None, names: Sequence[str]) -> list[Experiment]:
 
 def with_subset(path: Path | None, arguments: Sequence[str]) -> list[str]:
     """Arguments in which `--subset NAME` of the file's `task_subsets` is replaced by its items."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--subset")
+    parser = ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--subset", nargs="?")  # without a value, the command's own parser refuses it
     options, rest = parser.parse_known_args(list(arguments))
     if options.subset is None:
         return list(arguments)
@@ -48,6 +49,22 @@ def typed_over(mode: Experiment, typed: Sequence[str]) -> list[str]:
     if any(word == "--policy" or word.startswith("--policy=") for word in typed):
         flags = without_flag(flags, "--url")  # the url of another model
     return [*flags, *typed]
+
+
+@contextlib.contextmanager
+def explained_url(typed: Sequence[str]) -> Iterator[None]:
+    """Where no server answers and --url was not typed, say where its address came from and how to do without it."""
+    try:
+        yield
+    except NoServerAnswers as error:
+        if any(word == "--url" or word.startswith("--url=") for word in typed):
+            raise
+        raise NoServerAnswers(
+            error.url,
+            f"{url_source(error.url, os.environ)}; {error.reason}",
+            "start one there, set HALO_VLLM_URL to another address, or load the model here with "
+            "HALO_WORKER_BACKEND=local and HALO_WORKER_MODEL=FOLDER",
+        ) from None
 
 
 def without_flag(words: Sequence[str], flag: str) -> list[str]:

@@ -5,14 +5,13 @@ Stop it anywhere and run it again: finished stages are skipped, and the one that
 
 from __future__ import annotations
 
-import argparse
-
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
+from practicum.utils.argument_parser import ArgumentParser
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="practicum pipeline",
         description=__doc__,
         formatter_class=HelpFormatter,

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import TYPE_CHECKING
 
 from practicum.cli.options import HelpFormatter, positive
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 if TYPE_CHECKING:
     from practicum.training.plan import Plan
 
 GIB = 2**30
+DEFAULT_HARDWARE = "h200"
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="practicum plan",
         description=__doc__,
         formatter_class=HelpFormatter,
@@ -24,7 +25,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--gpus-per-node 8",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `practicum train`; also recipe=NAME")
-    parser.add_argument("--hardware", default="h200", help="h200, h100, a100-80gb, a100-40gb or cpu (default: h200)")
+    parser.add_argument("--hardware", help="h200, h100, a100-80gb, a100-40gb or cpu (default: h200)")
     parser.add_argument("--nnodes", type=positive, help="machines (trainer.nnodes; default: 1)")
     parser.add_argument("--gpus-per-node", type=positive, help="devices per machine, a rank each (default: 1)")
     parser.add_argument("--prompt-tokens", type=positive, default=512, help="tokens of a prompt (default: 512)")
@@ -42,7 +43,8 @@ def run(argv: list[str]) -> int:
 
     config, nnodes, gpus = read_plan_overrides(args.overrides)
     nnodes, gpus = args.nnodes or nnodes, args.gpus_per_node or gpus
-    hardware = find_hardware(args.hardware)
+    hardware = find_hardware(args.hardware or DEFAULT_HARDWARE)
+    separator, assumed = ("; ", "") if args.hardware else ("\n", " (assumed; change with --hardware)")
     name, size = size_of_model(config)
     work = workload_of(config, hardware, args.prompt_tokens, args.reply_tokens)
     plan = estimate(size, hardware, work, nnodes * gpus, nnodes)
@@ -53,7 +55,9 @@ def run(argv: list[str]) -> int:
         return 0
     trained = size.lora_weights(work.lora_rank) if work.lora_rank else size.weights
     machines = f"{nnodes} × {gpus} " if nnodes * gpus > 1 else ""
-    say(f"{name}: {billions(size.weights)} weights, {billions(trained)} trained; {machines}{hardware.name}")
+    say(
+        f"{name}: {billions(size.weights)} weights, {billions(trained)} trained{separator}{machines}{hardware.name}{assumed}"
+    )
     print(
         f"{work.groups} prompts of {work.prompt_tokens:g} tokens × {work.chains} episodes × {work.turns:g} turns of "
         f"{work.reply_tokens:g} tokens"

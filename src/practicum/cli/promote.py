@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from practicum.data.model_registry import ModelRegistry
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.tables import table
 from practicum.utils.terminal import say
 
@@ -31,8 +31,8 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="practicum promote", description=__doc__)
+def make_parser() -> ArgumentParser:
+    parser = ArgumentParser(prog="practicum promote", description=__doc__)
     parser.add_argument("model", nargs="?", help="folder of a model, adapter, run or checkpoint")
     parser.add_argument("--name", default="model", help="its name in the registry (default: model)")
     parser.add_argument("--registry", type=Path, default=Path("registry"), help="folder of promoted models")

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import itertools
 import sys
 from pathlib import Path
 
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum quickstart", description=__doc__)
+    parser = ArgumentParser(prog="practicum quickstart", description=__doc__)
     parser.add_argument("--seed", type=int, default=0, help="seed of the tasks, their order and the sampling")
     parser.add_argument(
         "--out", type=Path, default=None, help="folder for everything it writes (default: runs/quickstart-SEED)"

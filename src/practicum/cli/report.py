@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 MAX_UNREADABLE_SHOWN = 5
@@ -13,7 +13,7 @@ MAX_UNREADABLE_SHOWN = 5
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="practicum report",
         description=__doc__,
         epilog="A RUN is a folder with metrics, episodes or both, a folder with such folders below it, or a result of "

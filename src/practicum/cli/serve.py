@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 
 if TYPE_CHECKING:
     from practicum.serving.promotion import PromotionFollower
@@ -25,7 +26,7 @@ REFUSED_CODE = "--trust-remote-code is refused: code that comes with a model's f
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum serve", description=__doc__)
+    parser = ArgumentParser(prog="practicum serve", description=__doc__)
     parser.add_argument(
         "model", help="a model: name, hub id, folder of a model, adapter or run; with --registry: its name"
     )

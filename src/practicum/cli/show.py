@@ -5,16 +5,16 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 
 from practicum.report.terminal import list_episodes, show_episode
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import use_colour
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum show", description=__doc__)
+    parser = ArgumentParser(prog="practicum show", description=__doc__)
     parser.add_argument("file", type=Path, help="an episode (...__attempt_K.jsonl), or a folder of episodes")
     parser.add_argument("--model", help="tokenizer to decode with (default: the one the episode names)")
     parser.add_argument("--logprobs", action="store_true", help="print the log-prob of every sampled token")

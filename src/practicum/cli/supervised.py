@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.tables import counted
 from practicum.utils.terminal import say
 
@@ -60,12 +60,12 @@ def run_command(
     return 0
 
 
-def make_parser(command: SupervisedCommand, schema: Any) -> argparse.ArgumentParser:
+def make_parser(command: SupervisedCommand, schema: Any) -> ArgumentParser:
     from omegaconf import OmegaConf
 
     from practicum.config.overrides import leaves
 
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog=f"practicum {command.name}",
         description=command.description,
         formatter_class=HelpFormatter,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from practicum.cli.options import HelpFormatter, environment_options, normalize_flags, positive
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import say
 
 
@@ -32,8 +32,8 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> ArgumentParser:
+    parser = ArgumentParser(
         prog="practicum tasks",
         description=__doc__,
         formatter_class=HelpFormatter,

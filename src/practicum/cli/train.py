@@ -10,6 +10,7 @@ from pathlib import Path
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
+from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.terminal import coloured, say
 
 FLAGS = {
@@ -36,7 +37,7 @@ def flag_overrides(args: argparse.Namespace) -> list[str]:
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = ArgumentParser(
         prog="practicum train",
         description=__doc__,
         formatter_class=HelpFormatter,

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import socket
 from pathlib import Path
 
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 
 
 def run(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="practicum ui", description=__doc__)
+    parser = ArgumentParser(prog="practicum ui", description=__doc__)
     parser.add_argument("folder", nargs="?", type=Path, default=Path("runs"), help="a folder of runs (default: runs)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8777, help="port (default: 8777; 0: any free one)")

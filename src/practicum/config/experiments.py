@@ -213,6 +213,15 @@ def _worker_flags(source: str, values: Mapping[str, Any], environ: Mapping[str, 
     return ["--policy", str(model or values["worker_model"]), "--url", str(url)]
 
 
+def url_source(url: str, environ: Mapping[str, str]) -> str:
+    """Where the address of an experiment's worker comes from, for a message; see `_worker_flags`."""
+    if environ.get("HALO_VLLM_URL") == url:
+        return "the value of HALO_VLLM_URL"
+    if url in SERVER_BACKENDS.values():
+        return "the default of HALO_VLLM_URL"
+    return "in the file of experiments"
+
+
 def _setting(path: Path, key: str, value: Any) -> list[str]:
     """A key as flags; keys of HALO that can have one value only are checked."""
     if key == "headless" and value is not True:

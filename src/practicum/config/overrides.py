@@ -25,7 +25,7 @@ from practicum.config.fields import check_fields
 from practicum.config.pipeline import PipelineConfig
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
-from practicum.errors import UserError, nearest_name
+from practicum.errors import UserError, close_name, nearest_name
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 CLIP = (f"{ACTOR}clip_ratio_low", f"{ACTOR}clip_ratio_high")
@@ -362,7 +362,7 @@ def _key_hint(schema: type, tree: DictConfig, key: str) -> str:
     if len(matches) == 1:
         return f" Did you mean '{matches[0]}'?"
     if matches:
-        return f" Which one: {', '.join(matches)}?"
+        return _which(matches)
     if not difflib.get_close_matches(key, names, n=1, cutoff=0.9):
         # `trainer.total_steps`: every word of it is in `trainer.total_training_steps`
         section, _, last = key.rpartition(".")
@@ -371,7 +371,30 @@ def _key_hint(schema: type, tree: DictConfig, key: str) -> str:
         longer = [sibling for head, _, sibling in siblings if head == section and words < set(sibling.split("_"))]
         if len(words) > 1 and len(longer) == 1:
             return f" Did you mean '{section}.{longer[0]}'?"
-    return nearest_name(key, names) or " `--dry-run` prints every key, and docs/config.md says what they mean."
+    return _nearest_key(key, names) or " `--dry-run` prints every key, and docs/config.md says what they mean."
+
+
+def _nearest_key(key: str, names: list[str]) -> str:
+    """ " Did you mean ...?" for a misspelt key: what follows the part that exists is compared, because a section's name
+    alone would make every key in it look near; "" where none is near."""
+    parts = key.split(".")
+    heads = [".".join([*parts[:depth], ""]) for depth in range(len(parts))]
+    section = max((head for head in heads if any(name.startswith(head) for name in names)), key=len)
+    by_rest: dict[str, list[str]] = {}
+    for name in names:
+        if name.startswith(section):
+            rest = name.removeprefix(section)
+            # In no section, `rollout.temprature` is also compared with the ends of keys.
+            for ending in {rest} if section else {rest, ".".join(rest.split(".")[-len(parts) :])}:
+                by_rest.setdefault(ending, []).append(name)
+    close = close_name(key.removeprefix(section), by_rest)
+    if close is None:
+        return ""
+    return f" Did you mean '{by_rest[close][0]}'?" if len(by_rest[close]) == 1 else _which(by_rest[close])
+
+
+def _which(names: list[str]) -> str:
+    return f" Which one: {', '.join(names)}?"
 
 
 def _set_key(schema: type, tree: DictConfig, key: str, value: Any) -> None:

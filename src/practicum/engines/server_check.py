@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from practicum.engines.chat_client import MAX_ANSWER_BYTES, connection_options, headers
-from practicum.errors import UserError, did_you_mean
+from practicum.errors import NoServerAnswers, UserError, did_you_mean
 
 TIMEOUT_SECONDS = 15.0
 
@@ -55,7 +55,7 @@ def _models(url: str) -> list[str] | None:
             return _names(json.loads(content))
     except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, RecursionError) as error:
         reason = str(error) or type(error).__name__
-        raise UserError(f"No server answers at {url} ({reason}); start it, or check --url.") from None
+        raise NoServerAnswers(url, reason) from None
 
 
 def _names(answer: Any) -> list[str] | None:

@@ -17,6 +17,12 @@ if TYPE_CHECKING:
     from practicum.evaluation.compare import Comparison
 
 
+def why_no_number_of_tasks(success: MetricDelta) -> str:
+    """What is said where `num_tasks_needed` is None."""
+    size = "0" if success.difference == 0 else f"too small ({100 * success.difference:+.2g} points)"
+    return f"the measured difference is {size}, so no number of tasks can be given"
+
+
 def describe_conclusion(comparison: Comparison) -> str:
     """The conclusion with its evidence, in one or two sentences."""
     delta, conclusion = comparison.success, comparison.conclusion
@@ -89,15 +95,15 @@ def describe_power(comparison: Comparison) -> str:
         return "Fewer than two independent tasks show no difference; evaluate on more."
     smallest = success.minimum_detectable
     detectable = (
-        f"{describe_tasks(success)} show a difference of {100 * smallest:.1f} points with a power of 80 %"
+        f"{describe_tasks(success)} can show differences of at least {100 * smallest:.1f} points (power 80 %)"
         if math.isfinite(smallest)
-        else f"{describe_tasks(success)} show no difference, however large, with a power of 80 %"
+        else f"{describe_tasks(success)} can show no difference, however large (power 80 %)"
     )
     if comparison.significant:
         return f"{detectable}." if math.isfinite(smallest) else f"{describe_tasks(success)} are few: evaluate on more."
     needed, more = success.num_tasks_needed, success.num_more_tasks
     if needed is None or more is None:
-        return f"{detectable}; no number of tasks shows a difference of {100 * success.difference:+.1f} points."
+        return f"{detectable}; {why_no_number_of_tasks(success)}."
     looks, alpha = comparison.num_looks, 100 * success.alpha
     if looks > 1:
         return (

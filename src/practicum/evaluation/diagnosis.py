@@ -7,6 +7,7 @@ from pathlib import Path
 
 from practicum.data.jsonl import iter_readable_objects
 from practicum.evaluation.compare import SCORE, Comparison, compare_pair
+from practicum.evaluation.comparison_text import why_no_number_of_tasks
 from practicum.evaluation.metric_delta import MetricDelta
 from practicum.evaluation.result import EvalResult
 from practicum.evaluation.stats.trend import trend
@@ -60,7 +61,7 @@ def diagnose_data(comparison: Comparison) -> Diagnosis:
     needed = success.num_tasks_needed
     size = f"a difference of {100 * success.difference:+.1f} points"
     answer = (
-        f"No number of tasks shows {size}."
+        f"{why_no_number_of_tasks(success).capitalize()}."
         if needed is None
         else f"About {needed} tasks show {size} with a power of 80 %; there are {success.num_tasks}."
     )

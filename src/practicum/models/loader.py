@@ -278,6 +278,8 @@ def _source(name: str) -> str:
             )
         return source
     folder = Path(source).expanduser()
+    if not folder.exists():
+        raise UserError(f"There is no folder '{name}'; give a model's folder, or a hub id as OWNER/NAME.")
     if not (folder / "config.json").is_file():
         raise UserError(f"'{name}' is not a model folder (no config.json in it); give a Hugging Face folder.")
     return str(folder)

@@ -10,7 +10,6 @@ committed after it. Its form as a file is HALO's `vac.json`, a mapping of keys t
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -25,6 +24,7 @@ from practicum.environments.web.observation import Node
 from practicum.environments.web.page_state import bid_of, named_like, normalised_goal
 from practicum.errors import UserError
 from practicum.resources import Resource
+from practicum.utils.argument_parser import ArgumentParser
 
 CACHE = "cache"
 """The name of the resource."""
@@ -177,7 +177,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Make a file of what recorded episodes wrote, e.g. of those of `practicum collect`."""
     from practicum.data.store import read_episodes
 
-    parser = argparse.ArgumentParser(prog="python -m practicum.environments.web.action_cache", description=main.__doc__)
+    parser = ArgumentParser(prog="python -m practicum.environments.web.action_cache", description=main.__doc__)
     parser.add_argument("episodes", type=Path, help="folder of episodes that were played with cache=true")
     parser.add_argument("out", type=Path, help="the file, such as data/cache/vac.json")
     args = parser.parse_args(argv)

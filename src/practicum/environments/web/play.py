@@ -5,7 +5,6 @@ It prints the goal, an address to open, and the evaluator's verdict whenever it 
 
 from __future__ import annotations
 
-import argparse
 import sys
 import time
 
@@ -14,13 +13,14 @@ from practicum.environments.web.sites.server import SiteServer
 from practicum.environments.web.sites.variation import AXES
 from practicum.environments.web.tasks import SiteTask, find_template, make_tasks
 from practicum.errors import UserError
+from practicum.utils.argument_parser import ArgumentParser
 
 POLL_SECONDS = 0.2
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve the task until it is solved or interrupted; return the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m practicum.environments.web.play", description=__doc__)
+    parser = ArgumentParser(prog="python -m practicum.environments.web.play", description=__doc__)
     parser.add_argument("template", help="such as shop/buy; docs/web.md lists them")
     parser.add_argument("--seed", type=int, default=0, help="which task of the template")
     parser.add_argument("--vary", nargs="*", default=[], metavar="AXIS", help=f"axes of variation: {', '.join(AXES)}")
