@@ -6,7 +6,7 @@ import pytest
 
 from practicum.cli.main import main
 from practicum.errors import close_name, nearest_name
-from practicum.utils.argument_parser import ArgumentParser
+from practicum.utils.terminal import ArgumentParser
 
 
 def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:

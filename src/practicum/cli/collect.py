@@ -16,8 +16,7 @@ from practicum.cli.options import (
     rollout_fields,
 )
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 if TYPE_CHECKING:
     from practicum.collector import CollectSettings

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import coloured, say
+from practicum.utils.terminal import ArgumentParser, coloured, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

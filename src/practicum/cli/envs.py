@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from practicum.cli.options import environment_options, positive
-from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.tables import shortened
-from practicum.utils.terminal import say, text_width, wrap
+from practicum.utils.terminal import ArgumentParser, say, text_width, wrap
 
 if TYPE_CHECKING:
     from practicum.evaluation.environment_check import CheckResult

@@ -15,7 +15,7 @@ from practicum.cli.options import (
     rollout_fields,
 )
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
+from practicum.utils.terminal import ArgumentParser
 
 if TYPE_CHECKING:
     from practicum.evaluation.result import EvalResult

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from practicum.cli.options import normalize_flags
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 
 def run(argv: list[str]) -> int:

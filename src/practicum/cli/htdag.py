@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.tables import percent_interval, shortened, table
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 ROWS = (
     ("success rate", "success_rate", 100.0, " %"),

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING
 from practicum.cli.compare import wrapped
 from practicum.cli.options import HelpFormatter, normalize_flags
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 MIN_WIDTH_OF_ALL_COLUMNS = 96
 

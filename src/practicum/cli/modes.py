@@ -9,7 +9,7 @@ from pathlib import Path
 
 from practicum.config.experiments import Experiment, read_experiments, url_source
 from practicum.errors import NoServerAnswers, UserError
-from practicum.utils.argument_parser import ArgumentParser
+from practicum.utils.terminal import ArgumentParser
 
 
 def named_modes(pairs: Sequence[str], path: Path | None = None) -> list[Experiment]:

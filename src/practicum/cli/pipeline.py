@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
-from practicum.utils.argument_parser import ArgumentParser
+from practicum.utils.terminal import ArgumentParser
 
 
 def run(argv: list[str]) -> int:

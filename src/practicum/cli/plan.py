@@ -6,8 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from practicum.cli.options import HelpFormatter, positive
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 if TYPE_CHECKING:
     from practicum.training.plan import Plan
@@ -55,9 +54,8 @@ def run(argv: list[str]) -> int:
         return 0
     trained = size.lora_weights(work.lora_rank) if work.lora_rank else size.weights
     machines = f"{nnodes} × {gpus} " if nnodes * gpus > 1 else ""
-    say(
-        f"{name}: {billions(size.weights)} weights, {billions(trained)} trained{separator}{machines}{hardware.name}{assumed}"
-    )
+    machines += f"{hardware.name}{assumed}"
+    say(f"{name}: {billions(size.weights)} weights, {billions(trained)} trained{separator}{machines}")
     print(
         f"{work.groups} prompts of {work.prompt_tokens:g} tokens × {work.chains} episodes × {work.turns:g} turns of "
         f"{work.reply_tokens:g} tokens"

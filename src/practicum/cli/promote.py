@@ -6,9 +6,8 @@ from pathlib import Path
 
 from practicum.data.model_registry import ModelRegistry
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.tables import table
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 
 def run(argv: list[str]) -> int:

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 
 def run(argv: list[str]) -> int:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 MAX_UNREADABLE_SHOWN = 5
 """Unreadable episodes of a run that are named."""

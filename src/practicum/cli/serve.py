@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
+from practicum.utils.terminal import ArgumentParser
 
 if TYPE_CHECKING:
     from practicum.serving.promotion import PromotionFollower

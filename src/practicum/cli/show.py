@@ -9,8 +9,7 @@ import sys
 from pathlib import Path
 
 from practicum.report.terminal import list_episodes, show_episode
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import use_colour
+from practicum.utils.terminal import ArgumentParser, use_colour
 
 
 def run(argv: list[str]) -> int:

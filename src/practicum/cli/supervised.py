@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
-from practicum.utils.argument_parser import ArgumentParser
 from practicum.utils.tables import counted
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 if TYPE_CHECKING:
     from practicum.training.build import TrainResult

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from practicum.cli.options import HelpFormatter, environment_options, normalize_flags, positive
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import say
+from practicum.utils.terminal import ArgumentParser, say
 
 
 def run(argv: list[str]) -> int:

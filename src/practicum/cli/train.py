@@ -10,8 +10,7 @@ from pathlib import Path
 
 from practicum.cli.main import recipes_and_keys
 from practicum.cli.options import HelpFormatter, print_warnings
-from practicum.utils.argument_parser import ArgumentParser
-from practicum.utils.terminal import coloured, say
+from practicum.utils.terminal import ArgumentParser, coloured, say
 
 FLAGS = {
     "base_model": ("actor_rollout_ref.model.path", "model to start from (actor_rollout_ref.model.path)"),

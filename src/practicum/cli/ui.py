@@ -6,7 +6,7 @@ import socket
 from pathlib import Path
 
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
+from practicum.utils.terminal import ArgumentParser
 
 
 def run(argv: list[str]) -> int:

@@ -24,7 +24,7 @@ from practicum.environments.web.observation import Node
 from practicum.environments.web.page_state import bid_of, named_like, normalised_goal
 from practicum.errors import UserError
 from practicum.resources import Resource
-from practicum.utils.argument_parser import ArgumentParser
+from practicum.utils.terminal import ArgumentParser
 
 CACHE = "cache"
 """The name of the resource."""

@@ -13,7 +13,7 @@ from practicum.environments.web.sites.server import SiteServer
 from practicum.environments.web.sites.variation import AXES
 from practicum.environments.web.tasks import SiteTask, find_template, make_tasks
 from practicum.errors import UserError
-from practicum.utils.argument_parser import ArgumentParser
+from practicum.utils.terminal import ArgumentParser
 
 POLL_SECONDS = 0.2
 

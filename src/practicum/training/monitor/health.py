@@ -178,7 +178,7 @@ def _reward_oscillating(history: MetricHistory, settings: HealthSettings) -> Hea
     groups = history.last_values("groups", 1)
     by_chance = 4 / math.sqrt(max(1.0, groups[0])) if groups else 0.0
     size = max(settings.reward_swing, by_chance) * _reward_scale(history, len(values))
-    count = reversals(values, size) if size > 0 else 0
+    count = reversals(values, size) if size > 0 and len(values) > 2 else 0
     cause, remedy = "the reward oscillates wildly", "lower the learning rate to a third (3e-4 to 1e-4)"
     limits = settings.reward_swings_warn, settings.reward_swings_act
     return _above("reward_oscillating", count, limits, (cause, remedy), (cause, remedy))
