@@ -57,7 +57,7 @@ def test_other_seeds_give_other_weights_and_keep_the_global_random_state() -> No
 
 @pytest.mark.parametrize("name", ["./nowhere", "/nonexistent/model"])
 def test_missing_folder(name: str) -> None:
-    with pytest.raises(UserError, match="no config.json"):
+    with pytest.raises(UserError, match="There is no folder"):
         loader.load(name)
 
 

@@ -91,7 +91,7 @@ def test_abbreviations_values_with_spaces_and_words_after_dashes_are_no_unknown_
         ("stf", ["sft", "dpo"], "sft"),
         ("calc", ["answer", "calculator"], "calculator"),
         ("nosuch", ["search", "math"], None),
-        ("foo", ["format", "food_court"], None),
+        ("foo", ["format", "food_court"], "food_court"),
     ],
 )
 def test_names_that_were_meant(typed: str, names: list[str], meant: str | None) -> None:
