@@ -116,3 +116,11 @@ def test_what_does_not_fit_is_refused(make_result: Make) -> None:
     two = PolicyResults("b", {"x": make_result("b", [1], panel="x"), "y": make_result("b", [1], panel="y")})
     with pytest.raises(UserError, match="a matrix is of one panel"):
         matrix([a, two], "a")
+
+
+def test_times_of_modes_that_ran_in_rounds_are_not_compared(make_result: Make, tmp_path: Path) -> None:
+    base, cached = make_result("base", [1, 0]), make_result("cached", [1, 0], settings={"round_size": 1})
+    write_matrix(tmp_path, matrix([policy(base), policy(cached)], "base"), "base")
+    assert "Times cannot be compared: cached ran in rounds" in (tmp_path / "matrix.md").read_text()
+    write_matrix(tmp_path, matrix([policy(base), policy(make_result("other", [1, 0]))], "base"), "base")
+    assert "Times cannot be compared" not in (tmp_path / "matrix.md").read_text()

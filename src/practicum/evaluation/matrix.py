@@ -196,7 +196,8 @@ def write_matrix(
 
 
 def notes(rows: Sequence[MatrixRow]) -> list[str]:
-    """One sentence for every mode whose settings differ from the baseline's, or whose comparison has no verdict."""
+    """One sentence for every mode whose settings differ from the baseline's, or whose comparison has no verdict;
+    one where the times of the modes cannot be compared, because not as many episodes ran at once in each."""
     compared = [row.comparison for row in rows if row.comparison is not None]
     sentences = [
         f"'{c.baseline.policy}' and '{c.trained.policy}' differ in {describe_differing(c.differing)}."
@@ -204,6 +205,9 @@ def notes(rows: Sequence[MatrixRow]) -> list[str]:
         if c.differing and c.conclusion != "settings differ"
     ]
     sentences += [c.sentence for c in compared if c.conclusion in ("settings differ", "not known")]
+    if len({row.result.settings.get("round_size") for row in rows}) > 1:
+        in_rounds = ", ".join(row.result.policy for row in rows if row.result.settings.get("round_size") is not None)
+        sentences.append(f"Times cannot be compared: {in_rounds} ran in rounds, with fewer episodes at once.")
     return [*sentences, *(f"'{row.result.policy}': nothing was scored." for row in rows if not row.result.scored)]
 
 
