@@ -342,7 +342,7 @@ def test_a_late_worker_that_cannot_take_part_is_refused_and_the_run_goes_on(
 def test_a_late_worker_that_dies_while_it_joins_is_refused_and_the_run_goes_on(
     play: Callable[..., Any], tmp_path: Path
 ) -> None:
-    """Its losses are not those of the workers that are ready: the run would end while it updates and has no episodes."""
+    """Its losses are not those of workers that are ready: they would end a run that updates and has no episodes."""
 
     async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
         await pool.roll_out(policy, request(plan("a/")))

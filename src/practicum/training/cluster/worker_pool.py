@@ -42,8 +42,8 @@ from practicum.trajectory import Attempt, Trajectory
 
 LEDGER = "rollout_ledger.jsonl"
 MAX_LOSSES = 3
-"""Losses per worker in a row without an episode that has ended; then the run stops. A worker that is lost as often while
-it joins is refused."""
+"""Losses per worker in a row without an episode that has ended; then the run stops. A worker that is lost as often
+while it joins is refused."""
 UPDATE_SECONDS = 600.0
 """Seconds that a worker may take to load weights."""
 CLOSE_SECONDS = 10.0
@@ -72,9 +72,9 @@ class WorkerHandle:
 class RolloutWorkerPool:
     """The workers of a run. Only the first rank has any; the others get the episodes from it.
 
-    A rollout begins when `min_workers` of `num_workers` are ready; the others join when Ray has place for them. One that
-    cannot take part is refused, and tried again when the machines of the cluster have changed. The run ends for that
-    reason only where fewer than `min_workers` are left.
+    A rollout begins when `min_workers` of `num_workers` are ready; the others join when Ray has place for them. One
+    that cannot take part is refused, and tried again when the machines of the cluster have changed. The run ends for
+    that reason only where fewer than `min_workers` are left.
     """
 
     config: TrainConfig
