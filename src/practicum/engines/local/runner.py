@@ -104,7 +104,7 @@ def _stop_reason(running: RunningRequest, end_ids: Sequence[int], stops: StopStr
     return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RunningRequest:
     """One request with its tokens so far and its place in the batch and the KV cache."""
 
