@@ -48,10 +48,13 @@ from practicum.engines.local.runner import (
     RunningRequest,
     Signal,
     StopStrings,
+    UnansweredRequests,
     Wave,
     append_tokens,
     failed_step,
     notify_all,
+    notify_queued,
+    requeue,
     resolve,
     resolve_all,
     runner_for,
@@ -132,6 +135,7 @@ class LocalEngine:
         self._admitting: list[RunningRequest] = []
         """Requests that no longer wait and do not decode yet."""
         self.waiting: deque[RunningRequest] = deque()
+        self._unanswered = UnansweredRequests()
         self._inbox: queue.SimpleQueue[RunningRequest | AdapterChange | Signal | int] = queue.SimpleQueue()
         """Requests, adapter changes, signals and new policy versions, processed in this order."""
         self._ended_sessions: deque[str] = deque()
@@ -184,12 +188,8 @@ class LocalEngine:
             running.hashes = self._hashes_of(request.ids)
         if request.response_format is not None:
             running.matcher = await self.make_matcher(request.response_format)
-        await self.gate.enter()
-        try:
-            self._send(running)
-            return await running.future
-        finally:
-            self.gate.leave()
+        async with self.gate.request():
+            return await self._unanswered.answer(running, self._send)
 
     def _hashes_of(self, ids: tuple[int, ...]) -> list[int]:
         """The hashes of a prompt's blocks; the samples of one prompt, which come one after the other, have one list."""
@@ -442,6 +442,7 @@ class LocalEngine:
 
     def _start(self, wave: list[RunningRequest]) -> None:
         """Give requests their slots, copy what is cached, compute the rest of their prompts."""
+        notify_queued(wave, False)
         self.runner.grow(max(len(one.ids) + one.max_new_tokens for one in wave))
         begun = time.perf_counter()
         self.kv_cache.allocate(wave)
@@ -494,9 +495,9 @@ class LocalEngine:
         if len(failed) == 1 and not waits:
             resolve(failed[0], failed_step(error))
             failed = []
-        for one in reversed(failed):
+        for one in failed:
             one.alone = not waits
-            self.waiting.appendleft(one)
+        requeue(self.waiting, failed)
         return not waits
 
     def _decode_or_retry(self) -> None:
@@ -518,14 +519,13 @@ class LocalEngine:
                 failed[0].finished = True
                 resolve(failed[0], failed_step(error))
                 return
-            for one in reversed(failed):
-                self.waiting.appendleft(one.restarted())
+            requeue(self.waiting, [one.restarted() for one in failed])
 
     def _preempt(self) -> None:
         """Let the request that came last wait again, so that the others have its room."""
         one = max(self._running, key=lambda running: running.admitted)
         self._leave_batch(one)
-        self.waiting.appendleft(one.restarted())
+        requeue(self.waiting, [one.restarted()])
         self.stats.preempted += 1
 
     def _leave_batch(self, one: RunningRequest) -> None:
