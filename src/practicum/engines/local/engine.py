@@ -188,8 +188,11 @@ class LocalEngine:
             running.hashes = self._hashes_of(request.ids)
         if request.response_format is not None:
             running.matcher = await self.make_matcher(request.response_format)
-        async with self.gate.request():
+        await self.gate.enter()
+        try:
             return await self._unanswered.answer(running, self._send)
+        finally:
+            self.gate.leave()
 
     def _hashes_of(self, ids: tuple[int, ...]) -> list[int]:
         """The hashes of a prompt's blocks; the samples of one prompt, which come one after the other, have one list."""
