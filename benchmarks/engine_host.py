@@ -20,6 +20,7 @@ import pstats
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class SimulatedEvent:
 
 def step_seconds(num_rows: int) -> float:
     """Seconds of a decode step."""
-    for (rows, seconds), (next_rows, next_seconds) in zip(STEP_SECONDS, STEP_SECONDS[1:], strict=False):
+    for (rows, seconds), (next_rows, next_seconds) in pairwise(STEP_SECONDS):
         if num_rows <= next_rows:
             return seconds + (next_seconds - seconds) * max(0, num_rows - rows) / (next_rows - rows)
     return STEP_SECONDS[-1][1]
@@ -111,7 +112,8 @@ def engine_of(batch: int, gpu: SimulatedGpu) -> LocalEngine:
     runner.kv_cache_type = cuda_kv_cache.CudaKVCache  # type: ignore[attr-defined]
     return LocalEngine(
         Decoder(make_model(Size(device="cpu", dtype=torch.float32, shape=SMALL))), make_renderer(), max_batch=batch,
-        prefill_tokens=32768, steps_per_decode=GPU_STEPS_PER_DECODE, runner=runner, kv_bytes=8 << 30, cache_bytes=4 << 30,
+        prefill_tokens=32768, steps_per_decode=GPU_STEPS_PER_DECODE, runner=runner, kv_bytes=8 << 30,
+        cache_bytes=4 << 30,
     )  # fmt: skip
 
 

@@ -126,7 +126,10 @@ def main() -> None:
                 write()
             old, new = (statistics.median(row["tokens/s"] for row in measured[name]) for name in ("old", "new"))
             pauses = measured["new"][-1]["garbage collection"]
-            print(f"{case:>8}: old {old:>9,.0f}, new {new:>9,.0f} tokens/s, {new / old:.3f} (gc {pauses:.3f} s)", flush=True)
+            print(
+                f"{case:>8}: old {old:>9,.0f}, new {new:>9,.0f} tokens/s, {new / old:.3f} (gc {pauses:.3f} s)",
+                flush=True,
+            )
     for case in rows if args.profile else ():
         profiles[case] = versions["new"].measure(f"{case} profile").pop("profile")
         write()

@@ -298,6 +298,8 @@ class QueuedWait:
     All methods are called in the event loop.
     """
 
+    __slots__ = ("_deadline", "_has_ended", "_is_paused")
+
     def __init__(self) -> None:
         self._deadline = _current.get()
         self._is_paused = self._has_ended = False
@@ -311,6 +313,11 @@ class QueuedWait:
     def end(self) -> None:
         self._has_ended = True
         self.set_queued(False)
+
+
+def queued_wait() -> QueuedWait | None:
+    """A wait that begins now; None where no deadline is in force, which there would be nothing to pause of."""
+    return None if _current.get() is None else QueuedWait()
 
 
 @contextlib.contextmanager

@@ -92,7 +92,7 @@ class PagePool:
         self.chunks: list[Tensor] = []
         self._first_offsets: list[int] = []
         """The offset of each chunk's first page."""
-        self._page_units = self._layer_bytes // (OFFSET_UNIT * dtype.itemsize)
+        self._page_units = int(self._layer_bytes // (OFFSET_UNIT * dtype.itemsize))
         """The difference of the offsets of two pages that lie side by side."""
         self.free: list[PageLocation] = []
         self.out_of_memory = False
@@ -139,7 +139,7 @@ class PagePool:
         self.free[:0] = [(len(self.chunks), index) for index in reversed(range(self.pages_per_chunk))]
         self.chunks.append(chunk)
         distance = chunk.data_ptr() - self.chunks[0].data_ptr()
-        self._first_offsets.append(distance // (OFFSET_UNIT * self._dtype.itemsize))
+        self._first_offsets.append(int(distance // (OFFSET_UNIT * self._dtype.itemsize)))
 
     def allocate_chunk(self) -> Tensor:
         dims = (self._layers, self.pages_per_chunk, *self._layer_shape)
