@@ -1,12 +1,12 @@
 """Does each `tiny` recipe improve held-out reward over its SFT model?
 
-    python benchmarks/learn_recipes.py [--only search-tiny] [--jobs 6] [--seed 0] [--out runs/learn]
+    python benchmarks/learn_recipes.py [--only search-tiny] [--parts rl] [--jobs 6] [--seed 0] [--out runs/learn]
 
 For each recipe: a few demonstrations of the expert, SFT to its best validation, RL by the recipe itself, and the same
-300 test tasks before and after, greedy, compared pairwise; beside it SFT on ten times the demonstrations. The search
-agent is also evaluated without its search tool. A model or recipe that is finished is not trained again, so that
-recipes may run in processes of their own. Minutes are wall-clock time; processor time is recorded beside them,
-since on a busy machine wall-clock time says little.
+300 test tasks before and after, greedy, compared pairwise (part `rl`); beside it SFT on ten times the demonstrations
+(part `ten-times`). The search agent is also evaluated without its search tool. A model or part that is finished is not
+trained again, and neither part needs the other, so that all of them may run in processes of their own. Minutes are
+wall-clock time; processor time is recorded beside them, since on a busy machine wall-clock time says little.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import asyncio
 import json
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ SFT_PLANS = {
     "search-tiny": SFTPlan(300),
     "code-tiny": SFTPlan(300, checked=50),  # every demonstration needs two sandboxes
 }
+
+PARTS = ("rl", "ten-times")
 
 
 def sft_plan(name: str, times: int) -> SFTPlan:
@@ -140,11 +142,28 @@ async def evaluate(
     return await policy.evaluate(label, panel, components.make_environment, agent_of(config, components, 0.0))
 
 
+def held_out_panel(components: build.RunComponents, tasks: int, seed: int) -> Panel:
+    return Panel(tuple(components.environment.tasks("test", tasks, 1000 * seed)), seed)
+
+
+async def train_ten_times(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
+    """SFT on ten times the demonstrations, and its result on the held-out tasks."""
+    config = resolve_train([f"recipe={name}", *extra]).config
+    components = build.build_components(config)
+    folder = await make_sft_model(name, sft_plan(name, 10), config, out, seed)
+    policy = TrainablePolicy(loader.load(str(folder / "model")), max_batch=128)
+    try:
+        result, _ = await evaluate(policy, "sft 10x", held_out_panel(components, tasks, seed), config, components)
+    finally:
+        await policy.close()
+    return {"sft_10x": result.summary(), "sft_10x_training": json.loads((folder / "sft_cost.json").read_text())}
+
+
 async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
+    """SFT and RL by the recipe, and the results of both on the held-out tasks."""
     plain = resolve_train([f"recipe={name}", *extra]).config
     components = build.build_components(plain)
     start = await make_sft_model(name, sft_plan(name, 1), plain, out, seed)
-    reference = await make_sft_model(name, sft_plan(name, 10), plain, out, seed)
     shutil.rmtree(out / "runs" / "recipes" / f"{name}-{seed}", ignore_errors=True)
     config = resolve_train(
         [
@@ -154,12 +173,7 @@ async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[
             "trainer.logger=[]", *extra,
         ]
     ).config  # fmt: skip
-    panel = Panel(tuple(components.environment.tasks("test", tasks, 1000 * seed)), seed)
-    taught = TrainablePolicy(loader.load(str(reference / "model")), max_batch=128)
-    try:
-        reference_result, _ = await evaluate(taught, "sft 10x", panel, config, components)
-    finally:
-        await taught.close()
+    panel = held_out_panel(components, tasks, seed)
     run = build.build_run(config)
     try:
         before, _ = await evaluate(run.policy, "sft", panel, config, components)
@@ -171,7 +185,7 @@ async def train_recipe(name: str, out: Path, seed: int, tasks: int, extra: list[
         gain = comparison.success
         interval = next(delta.interval for delta in comparison.deltas if delta.name == SCORE)
         row: dict[str, Any] = {
-            "sft": before.summary(), "rl": after.summary(), "sft_10x": reference_result.summary(),
+            "sft": before.summary(), "rl": after.summary(),
             "difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
             "reward_difference": [interval.low, interval.high], "rl_training": cost,
             "sft_training": json.loads((start / "sft_cost.json").read_text()),
@@ -194,51 +208,71 @@ def replace_tools(config: TrainConfig, tools: list[str]) -> TrainConfig:
     return replace(config, agent=replace(config.agent, tools=tools))
 
 
-async def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tasks", type=int, default=300)
-    parser.add_argument(
-        "--sft-only", choices=["1", "10"], help="only train the SFT model, on so many times the demonstrations"
-    )
-    parser.add_argument("--jobs", type=int, default=1, help="processes of one core each (default: 1, this one)")
-    parser.add_argument("--out", type=Path, default=Path("runs/learn"))
-    parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
-    args = parser.parse_args()
-    if args.jobs > 1:
-        common = [f"--{key}={getattr(args, key)}" for key in ("seed", "tasks", "out")] + args.extra
-        models = [[f"--only={name}", f"--sft-only={times}", *common] for times in ("10", "1") for name in SFT_PLANS]
-        run_phases(__file__, [models, [[f"--only={n}", *common] for n in SFT_PLANS]], args.jobs, args.out / "logs")
-    if args.sft_only:
-        for name in args.only.split(",") if args.only else SFT_PLANS:
-            config = resolve_train([f"recipe={name}", *args.extra]).config
-            await make_sft_model(name, sft_plan(name, int(args.sft_only)), config, args.out, args.seed)
-        return
-    rows: dict[str, dict[str, Any]] = {}
-    for name in args.only.split(",") if args.only else SFT_PLANS:
-        path = args.out / f"recipe-{args.seed}" / f"{name}.json"
-        if not path.exists():
-            row = await train_recipe(name, args.out, args.seed, args.tasks, args.extra) | {"seed": args.seed}
-            write_atomic(path, (json.dumps(row) + "\n").encode())
-        rows[name] = row = json.loads(path.read_text())
-        print(
-            f"{name}: SFT on ten times the demonstrations {100 * row['sft_10x']['success_rate']:.1f} %; "
+def planned_processes(names: Sequence[str], common: Sequence[str]) -> list[list[str]]:
+    """The arguments of the processes that train all parts: none needs another, and the longest ones are first."""
+    return [[f"--only={name}", f"--parts={part}", *common] for part in reversed(PARTS) for name in names]
+
+
+async def run_part(part: str, name: str, out: Path, seed: int, tasks: int, extra: list[str]) -> dict[str, Any]:
+    """What a part of a recipe found; it is trained where that is not there yet."""
+    path = out / f"recipe-{seed}" / f"{name}-{part}.json"
+    if not path.exists():
+        train = train_recipe if part == "rl" else train_ten_times
+        write_atomic(path, (json.dumps(await train(name, out, seed, tasks, extra) | {"seed": seed}) + "\n").encode())
+    row: dict[str, Any] = json.loads(path.read_text())
+    return row
+
+
+def lines(name: str, row: Mapping[str, Any]) -> Iterator[str]:
+    """The figures of a recipe's finished parts."""
+    if "sft_10x" in row:
+        result, cost = row["sft_10x"], row["sft_10x_training"]
+        yield (
+            f"{name}: SFT on ten times the demonstrations {100 * result['success_rate']:.1f} % "
+            f"[{100 * result['low']:.1f}, {100 * result['high']:.1f}], best of {cost['steps']} steps: "
+            f"{cost['best_step']}; {cost['processor_minutes']:.1f} minutes of the processor"
+        )
+    if "rl" in row:
+        yield (
+            f"{name}: "
             f"{100 * row['sft']['success_rate']:.1f} % (reward {row['sft']['mean_reward']:.3f}) → "
             f"{100 * row['rl']['success_rate']:.1f} % (reward {row['rl']['mean_reward']:.3f}), "
             f"{100 * row['difference']:+.1f} points [{100 * row['low']:.1f}, {100 * row['high']:.1f}], "
             f"p = {row['p']:.1g}; SFT {row['sft_training']['minutes']:.1f} and RL "
             f"{row['rl_training']['minutes']:.1f} minutes ({row['sft_training']['processor_minutes']:.1f} and "
-            f"{row['rl_training']['processor_minutes']:.1f} of the processor)",
-            flush=True,
+            f"{row['rl_training']['processor_minutes']:.1f} of the processor)"
         )
-        if "no_search" in row:
-            print(
-                f"  {row['searches']:.2f} searches an episode, F1 without the tool "
-                f"{row['no_search']['mean_reward']:.3f} (p = {row['p_no_search']:.1g})",
-                flush=True,
-            )
-    if not args.only:
+    if "no_search" in row:
+        yield (
+            f"  {row['searches']:.2f} searches an episode, F1 without the tool "
+            f"{row['no_search']['mean_reward']:.3f} (p = {row['p_no_search']:.1g})"
+        )
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", help="comma-separated recipes")
+    parser.add_argument("--parts", default=",".join(PARTS), help="comma-separated (default: both)")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--tasks", type=int, default=300)
+    parser.add_argument("--jobs", type=int, default=1, help="processes of one core each (default: 1, this one)")
+    parser.add_argument("--out", type=Path, default=Path("runs/learn"))
+    parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
+    args = parser.parse_args()
+    names, parts = args.only.split(",") if args.only else list(SFT_PLANS), args.parts.split(",")
+    for kind, asked, known in (("recipe", names, SFT_PLANS), ("part", parts, PARTS)):
+        if unknown := set(asked) - set(known):
+            raise SystemExit(f"unknown {kind} {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    if args.jobs > 1:
+        common = [f"--{key}={getattr(args, key)}" for key in ("seed", "tasks", "out")] + args.extra
+        run_phases(__file__, [planned_processes(names, common)], args.jobs, args.out / "logs")
+    rows: dict[str, dict[str, Any]] = {}
+    for name in names:
+        rows[name] = {}
+        for part in parts:
+            rows[name] |= await run_part(part, name, args.out, args.seed, args.tasks, args.extra)
+        print("\n".join(lines(name, rows[name])), flush=True)
+    if not args.only and set(parts) == set(PARTS):
         results = Path(__file__).parent / "results" / "learn_recipes.json"
         write_atomic(results, (json.dumps(rows, indent=1) + "\n").encode())
 

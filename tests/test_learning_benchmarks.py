@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib
 import json
 import sys
@@ -15,7 +16,7 @@ import pytest
 from practicum.errors import UserError
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-MODULES = ("parallel_jobs", "quickstart", "training_stages", "web_tuning")
+MODULES = ("parallel_jobs", "quickstart", "learn_recipes", "training_stages", "web_tuning")
 
 
 @pytest.fixture
@@ -140,3 +141,35 @@ def test_stages_have_what_they_need_from_earlier_phases(benchmarks: dict[str, Mo
     for stage, needed in (("rollouts", "imitation"), ("online", "imitation"), ("preference", "rollouts"),
                           ("offline", "rollouts")):  # fmt: skip
         assert position[needed] < position[stage]
+
+
+class TrainingBegins(Exception):
+    pass
+
+
+def test_rl_of_a_recipe_needs_only_its_own_sft(
+    benchmarks: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipes = benchmarks["learn_recipes"]
+    planned = recipes.planned_processes(["math-tiny", "code-tiny"], ["--seed=3"])
+    assert planned == [
+        ["--only=math-tiny", "--parts=ten-times", "--seed=3"], ["--only=code-tiny", "--parts=ten-times", "--seed=3"],
+        ["--only=math-tiny", "--parts=rl", "--seed=3"], ["--only=code-tiny", "--parts=rl", "--seed=3"],
+    ]  # fmt: skip
+    sft_of: list[int] = []
+
+    async def make_sft_model(name: str, plan: Any, *args: Any) -> Path:
+        sft_of.append(plan.demonstrations)
+        return tmp_path
+
+    def begin(*args: Any) -> None:
+        raise TrainingBegins
+
+    monkeypatch.setattr(recipes, "make_sft_model", make_sft_model)
+    monkeypatch.setattr(recipes.build, "build_run", begin)
+    monkeypatch.setattr(recipes.loader, "load", begin)
+    for part, demonstrations in (("rl", 200), ("ten-times", 2000)):
+        with pytest.raises(TrainingBegins):
+            asyncio.run(recipes.run_part(part, "math-tiny", tmp_path, 0, 4, []))
+        assert sft_of == [demonstrations], part
+        sft_of.clear()

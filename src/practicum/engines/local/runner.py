@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from practicum.errors import EngineError
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.models.multi_lora import MultiLoRA
 from practicum.trajectory import StopReason
+from practicum.utils.concurrency import QueuedWait, queued_wait
 from practicum.utils.splitmix64 import GOLDEN_GAMMA, MIX_1, MIX_2
 
 STOP_WINDOW = 24
@@ -104,7 +106,7 @@ def _stop_reason(running: RunningRequest, end_ids: Sequence[int], stops: StopStr
     return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RunningRequest:
     """One request with its tokens so far and its place in the batch and the KV cache."""
 
@@ -157,6 +159,8 @@ class RunningRequest:
     """The grammar of a reply that must have a response format."""
     first_token_time: float | None = None
     """When the first token was there (`time.monotonic`)."""
+    wait: QueuedWait | None = field(default_factory=queued_wait)
+    """The caller's wait, whose deadline is paused while the request is in the engine's queue."""
     per_token: bool = field(init=False)
     """Whether each token must be looked at alone, for a stop string or a listener."""
     is_filtered: bool = field(init=False)
@@ -176,7 +180,7 @@ class RunningRequest:
         self.finished = True
         copy = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
         copy.hashes, copy.adapter, copy.alone = self.hashes, self.adapter, self.alone
-        copy.num_streamed, copy.first_token_time = self.num_streamed, self.first_token_time
+        copy.num_streamed, copy.first_token_time, copy.wait = self.num_streamed, self.first_token_time, self.wait
         if self.matcher is not None and self.request.response_format is not None:
             copy.matcher = self.matcher.grammars.matcher(self.request.response_format)
         return copy
@@ -318,6 +322,51 @@ def _call_listeners(streamed: Sequence[tuple[RunningRequest, list[SampledToken]]
     for one, tokens in streamed:
         if one.request.on_tokens is not None and not one.future.cancelled():
             one.request.on_tokens(tokens)
+
+
+def notify_queued(requests: Sequence[RunningRequest], is_queued: bool) -> None:
+    """Tell the callers of requests whether these are in the queue from here on, waking each event loop once."""
+    waits = [(one.loop, one.wait) for one in requests if one.wait is not None]
+    for loop in dict.fromkeys(loop for loop, _ in waits):
+        with contextlib.suppress(RuntimeError):  # nobody waits on a loop that is closed
+            loop.call_soon_threadsafe(_set_queued, [wait for own, wait in waits if own is loop], is_queued)
+
+
+def _set_queued(waits: Sequence[QueuedWait], is_queued: bool) -> None:
+    for wait in waits:
+        wait.set_queued(is_queued)
+
+
+def requeue(waiting: deque[RunningRequest], requests: Sequence[RunningRequest]) -> None:
+    """Let requests that were admitted wait again, before all others."""
+    waiting.extendleft(reversed(requests))
+    notify_queued(requests, True)
+
+
+class UnansweredRequests:
+    """Requests whose callers wait. While a request is in the queue, its caller's deadline is paused."""
+
+    def __init__(self) -> None:
+        self._requests: set[RunningRequest] = set()
+
+    async def answer(self, one: RunningRequest, send: Callable[[RunningRequest], None]) -> Generation:
+        """Put a request into the queue and wait for its reply."""
+        if one.wait is None:
+            send(one)
+            return await one.future
+        one.wait.set_queued(True)
+        self._requests.add(one)
+        try:
+            send(one)
+            return await one.future
+        except asyncio.CancelledError:
+            # Perhaps its time ran out because the engine's thread hangs. Those in the queue must not wait for ever
+            # then: their time counts from here on.
+            notify_queued(list(self._requests), False)
+            raise
+        finally:
+            self._requests.discard(one)
+            one.wait.end()
 
 
 def uniforms(seeds: Sequence[int], count: int) -> Tensor:
