@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from practicum.engines.local.runner import uniforms
+from practicum.engines.local.sampling import uniforms
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
