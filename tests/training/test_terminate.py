@@ -13,9 +13,15 @@ import pytest
 
 from practicum.environment import Action, Step
 from practicum.evaluation.result import EvalResult
+from practicum.models import loader
+from practicum.training.async_source import AsyncSource
 from practicum.training.checkpoint import Checkpoints
+from practicum.training.rl_trainer import RLTrainer
+from practicum.training.rollout_source import OnlineSource
+from practicum.training.run import Run
 from practicum.training.settings import RunSettings
-from tests.training.test_run import RL, ByLength, go, make_run, validations
+from practicum.training.trainable_policy import TrainablePolicy
+from tests.training.test_run import AGENT, RL, ByLength, go, make_run, validations
 
 SMALL = replace(RL, train_batch_size=1, num_chains=2, total_training_steps=3)
 
@@ -80,3 +86,52 @@ def test_in_the_first_validation_there_is_nothing_to_save(tmp_path: Path) -> Non
     with pytest.raises(KeyboardInterrupt):
         go(make_run(tmp_path, RunSettings(3, save_freq=3, test_freq=1), SMALL, evaluate=stuck))
     assert Checkpoints(tmp_path).steps() == []
+
+
+class StuckInOneTask(ByLength):
+    """The second chain of one task takes longer than anybody waits; then comes the signal."""
+
+    task, signal_number, sent = 0, signal.SIGINT, False
+
+    async def step(self, action: Action) -> Step:
+        trajectory = self.trajectory_so_far()
+        if int(trajectory.task.id.split("-")[-1]) == self.task and trajectory.attempt == 1:
+            if not StuckInOneTask.sent:
+                StuckInOneTask.sent = True
+                asyncio.get_running_loop().call_later(0.5, os.kill, os.getpid(), self.signal_number)
+            await asyncio.sleep(100)
+        return await super().step(action)
+
+
+def make_asynchronous(folder: Path, environment: type[ByLength]) -> tuple[Run, list[tuple[str, int]]]:
+    """A run with batches of two steps under way, and the episodes that it plays."""
+    settings, played = replace(SMALL, max_staleness=1), list[tuple[str, int]]()
+    policy = TrainablePolicy(loader.load_tiny(0), separate_engine_weights=True)
+    online = OnlineSource(policy, environment().tasks("train", 3), environment, AGENT, settings)
+    trainer = RLTrainer(policy, AsyncSource(online), settings)
+    trainer.on_episode = lambda episode: played.append((episode.group, episode.attempt))
+    return Run(folder, trainer, RunSettings(3, save_freq=3, val_before_train=False)), played
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stuck", [0, 1])
+def test_rollouts_beside_the_training_are_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: int, signal_number: signal.Signals
+) -> None:
+    """Nothing waits for the slowest episode; those that have ended are trained on by the resumed run, once."""
+    monkeypatch.setattr(StuckInOneTask, "task", stuck)
+    monkeypatch.setattr(StuckInOneTask, "signal_number", signal_number)
+    monkeypatch.setattr(StuckInOneTask, "sent", False)
+    started = time.monotonic()
+    run, played = make_asynchronous(tmp_path, StuckInOneTask)
+    with pytest.raises(KeyboardInterrupt):
+        go(run)
+    assert time.monotonic() - started < 60
+    assert Checkpoints(tmp_path).steps() == [stuck]
+    again, rest = make_asynchronous(tmp_path, ByLength)
+    again.resume()
+    go(again)
+    assert again.state.step == 3
+    assert played
+    tasks = ByLength().tasks("train", 3)
+    assert sorted(played + rest) == [(f"step-{i}/{task.id}", k) for i, task in enumerate(tasks) for k in (0, 1)]

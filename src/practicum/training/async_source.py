@@ -19,6 +19,9 @@ from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnEpisode, OnlineSource
 from practicum.trajectory import Trajectory, is_trained
 
+CLOSE_SECONDS = 5.0
+"""Seconds to wait for cancelled episodes to end."""
+
 
 @dataclass
 class PendingBatch:
@@ -57,7 +60,7 @@ class AsyncSource:
                 self._admit(coming, on_episode)
         task = self._pending[step].task
         assert task is not None
-        batch = await task
+        batch = await asyncio.shield(task)  # a wait that is given up leaves the episodes that have ended to `state`
         del self._pending[step]
         return replace(batch, metrics={**batch.metrics, **self._staleness(step, batch)})
 
@@ -118,4 +121,6 @@ class AsyncSource:
         tasks = [pending.task for pending in self._pending.values() if pending.task is not None]
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            ended, _ = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
+            await asyncio.gather(*ended, return_exceptions=True)

@@ -104,7 +104,7 @@ class RLTrainer(Trainer):
         """The trained roles; None: all."""
         self._check_roles()
         self.stops_in_rollout = not settings.updates_during_rollouts and not dist.is_initialized()
-        self.keeps_engine_caches = settings.max_staleness > 0
+        self.keeps_engine_caches = self.gives_up_rollouts = settings.max_staleness > 0
         self.evaluate = evaluate
         self.resources = resources if resources is not None else RunResources({})
         self.on_episode, self.on_micro_batch = on_episode, on_micro_batch
@@ -238,9 +238,8 @@ class RLTrainer(Trainer):
     async def _step_asynchronous(self, step: int) -> StepResult:
         """Train on a batch while those of the next steps are rolled out; then give the new weights to the engines."""
         begun = time.perf_counter()
-        if not self.policy.engine_is_current:
-            await self.policy.refresh_between_turns()
-        batch = await self.source.collect(step, self.on_episode)
+        collecting = self._collect_with_current_engine(step)
+        batch = await (collecting if self.wait_for_rollouts is None else self.wait_for_rollouts(collecting))
         metrics = await asyncio.to_thread(self._train_beside_rollout, step, batch)
         trained = time.perf_counter()
         metrics["mismatch/logprob/mean"] = await self.policy.refresh_between_turns()
@@ -248,6 +247,11 @@ class RLTrainer(Trainer):
         metrics["timing/refresh"] = time.perf_counter() - trained
         metrics["timing/step"] = time.perf_counter() - begun
         return StepResult(metrics, batch.episodes)
+
+    async def _collect_with_current_engine(self, step: int) -> RolloutBatch:
+        if not self.policy.engine_is_current:
+            await self.policy.refresh_between_turns()
+        return await self.source.collect(step, self.on_episode)
 
     def _train_beside_rollout(self, step: int, batch: RolloutBatch) -> dict[str, float]:
         with self.policy.update_stream():

@@ -92,6 +92,8 @@ class Run:
         if self._lock is not None:
             self._lock.delete_unfinished(TOP, GROUPS, VALIDATION)
         self._signals = StopSignals(self._announce_stop, trainer.stops_by_exception)
+        if trainer.gives_up_rollouts:
+            trainer.wait_for_rollouts = self._signals.unless_stopped
 
     @property
     def folder(self) -> Path:
@@ -174,7 +176,7 @@ class Run:
 
     async def train(self) -> TrainState:
         """Train from the current step to the end. SIGTERM ends it within seconds, without the unfinished step."""
-        self._signals.terminated = asyncio.Event()
+        self._signals.stopped, self._signals.terminated = asyncio.Event(), asyncio.Event()
         self._signals.loop = asyncio.get_running_loop()
         try:
             if self.leader is not None:
@@ -234,7 +236,10 @@ class Run:
         except FloatingPointError as error:
             raise UserError(f"Step {done}: {error}. {self._last_good()}") from error
         except Terminated:  # the weights are still those of the step before
-            if step and settings.save_on_stop and self.checkpoints is not None:
+            if not interruptible:  # the state has the episodes that have ended
+                if settings.save_on_stop:
+                    self._save()
+            elif step and settings.save_on_stop and self.checkpoints is not None:
                 best = self.state.best_step
                 self.checkpoints.save(step, self.policy, self.trainer.critic, json.loads(before), best)
             raise
@@ -298,7 +303,10 @@ class Run:
         """The metrics of a validation; the best one so far is noted."""
         with self._on_all_ranks("validate"):
             work = self.trainer.validate()
-            validation = await (self._signals.unless_terminated(work) if self.trainer.stops_in_rollout else work)
+            if self.trainer.gives_up_rollouts:  # it waits for them
+                validation = await self._signals.unless_stopped(work)
+            else:
+                validation = await (self._signals.unless_terminated(work) if self.trainer.stops_in_rollout else work)
         if validation is None:
             return {}
         if validation.problem is not None:
@@ -369,7 +377,8 @@ class Run:
 
     def _announce_stop(self) -> None:
         saving = ", with a checkpoint" if self.settings.save_on_stop and self._folder is not None else ""
-        self.say(f"Stopping after this step{saving}; once more to stop at once.")
+        when = "without the unfinished rollouts" if self.trainer.gives_up_rollouts else "after this step"
+        self.say(f"Stopping {when}{saving}; once more to stop at once.")
 
 
 class RunLog:
@@ -498,7 +507,7 @@ T = TypeVar("T")
 
 
 class Terminated(Exception):
-    """SIGTERM came while something ran that can be cancelled."""
+    """A signal came while something ran that can be cancelled."""
 
 
 class StopSignals:
@@ -507,16 +516,25 @@ class StopSignals:
     def __init__(self, on_request: Callable[[], None], by_exception: bool) -> None:
         """The second signal raises KeyboardInterrupt where `by_exception` says so, and kills the process elsewhere."""
         self.requested = False
+        self.stopped: asyncio.Event | None = None
+        """Set by any of the signals, in the event loop `loop`."""
         self.terminated: asyncio.Event | None = None
-        """Set by SIGTERM, in the event loop `loop`."""
+        """Set by SIGTERM."""
         self.loop: asyncio.AbstractEventLoop | None = None
         self._on_request, self._by_exception = on_request, by_exception
 
     async def unless_terminated(self, work: Coroutine[Any, Any, T]) -> T:
         """Await something that can be cancelled without harm; after SIGTERM it is cancelled and Terminated raised."""
-        if self.terminated is None:
+        return await self._unless(self.terminated, work)
+
+    async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """The same after any of the signals."""
+        return await self._unless(self.stopped, work)
+
+    async def _unless(self, event: asyncio.Event | None, work: Coroutine[Any, Any, T]) -> T:
+        if event is None:
             return await work
-        task, stop = asyncio.create_task(work), asyncio.create_task(self.terminated.wait())
+        task, stop = asyncio.create_task(work), asyncio.create_task(event.wait())
         try:
             await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
@@ -534,8 +552,10 @@ class StopSignals:
                 raise KeyboardInterrupt
             signal.raise_signal(signal.SIGKILL)
         self.requested = True
-        if signal_number == signal.SIGTERM and self.loop is not None and self.terminated is not None:
-            self.loop.call_soon_threadsafe(self.terminated.set)
+        events = [self.stopped, self.terminated] if signal_number == signal.SIGTERM else [self.stopped]
+        for event in events:
+            if self.loop is not None and event is not None:
+                self.loop.call_soon_threadsafe(event.set)
         with contextlib.suppress(RuntimeError):  # it may interrupt the printing of another line
             self._on_request()
 

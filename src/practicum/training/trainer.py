@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,6 +16,8 @@ from practicum.training.critic import Critic
 from practicum.training.monitor.loggers import summary_stats
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory
+
+WaitForRollouts = Callable[[Coroutine[Any, Any, Any]], Awaitable[Any]]
 
 
 class StepResult(NamedTuple):
@@ -72,6 +74,10 @@ class Trainer(ABC):
     """Whether an exception ends a step at once; otherwise only the end of the process does."""
     stops_in_rollout = False
     """Whether a step that is cancelled while it waits has not changed the weights yet."""
+    gives_up_rollouts = False
+    """Whether a stop gives up the rollouts of a step, instead of waiting for the slowest one (`wait_for_rollouts`)."""
+    wait_for_rollouts: WaitForRollouts | None = None
+    """Awaits rollouts until they are to be given up, and raises then. Set by the run."""
     keeps_engine_caches = False
     """Whether episodes go on from one step to the next, so that a step does not begin with empty caches."""
     lr_scale: float = 1.0

@@ -46,7 +46,8 @@ class FakeWorker:
     async def describe(self) -> dict[str, Any]:
         await self.cluster.place.acquire()
         self.cluster.ready.append(self)
-        return {"host": "h", "pid": len(self.cluster.ready), "version": __version__, "failure": None, "agents": {}}
+        place = {"host": "h", "pid": len(self.cluster.ready)}
+        return {**place, "version": __version__, "failure": self.cluster.failure, "agents": {}}
 
     async def update_weights(self, message: Any, versions: Any) -> str | None:
         self.sizes.append(len(message))
@@ -103,6 +104,9 @@ class FakeCluster:
 
     def __init__(self, places: int) -> None:
         self.place, self.seconds = asyncio.Semaphore(places), 0.02
+        self.machines, self.messages = 1, list[str]()
+        self.failure: str | None = None
+        """What the workers lack that start from here on."""
         self.ready: list[FakeWorker] = []
         self.played: Counter[tuple[str, int]] = Counter()
 
@@ -117,8 +121,8 @@ class FakeCluster:
     def cluster_resources(self) -> dict[str, float]:
         return {"CPU": 8.0}
 
-    def nodes(self) -> list[None]:
-        return [None]
+    def nodes(self) -> list[dict[str, Any]]:
+        return [{"NodeID": f"m{index}", "Alive": True} for index in range(self.machines)]
 
     def put(self, value: Any) -> Any:
         return value
@@ -155,6 +159,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def run(scenario: Scenario, places: int, num_workers: int = 2, min_workers: int = 1, staleness: int = 0) -> Any:
         async def whole() -> Any:
             cluster, policy = FakeCluster(places), FakePolicy()
+            messages = cluster.messages
 
             @contextlib.contextmanager
             def connected(num_cpus: int) -> Iterator[FakeCluster]:
@@ -168,7 +173,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             monkeypatch.setattr(worker_pool, "to_yaml", lambda config: "")
             monkeypatch.setattr(worker_pool, "mismatch_limit", lambda config: 0.1)
             config = TrainConfig(trainer=TrainerConfig(max_staleness=staleness))
-            pool = RolloutWorkerPool(config, tmp_path, None, num_workers, min_workers, lambda text: None)  # type: ignore[arg-type]
+            pool = RolloutWorkerPool(config, tmp_path, None, num_workers, min_workers, messages.append)  # type: ignore[arg-type]
             try:
                 return await asyncio.wait_for(scenario(pool, policy, cluster), 120)
             finally:
@@ -262,7 +267,10 @@ def test_changes_that_are_refused_are_sent_again_whole(play: Callable[..., Any])
     play(scenario, places=1, num_workers=1)
 
 
-def test_workers_that_die_without_an_episode_end_the_run(play: Callable[..., Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("min_workers", [1, 2])
+def test_workers_that_die_while_they_join_end_the_run(
+    play: Callable[..., Any], tmp_path: Path, min_workers: int
+) -> None:
     async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
         async def kill_all() -> None:
             while True:
@@ -276,9 +284,92 @@ def test_workers_that_die_without_an_episode_end_the_run(play: Callable[..., Any
         finally:
             killing.cancel()
 
+    with pytest.raises(UserError, match="died 3 times while it joined"):
+        play(scenario, places=100, min_workers=min_workers)
+    assert 3 * (3 - min_workers) <= len(ledger(tmp_path, "worker_lost")) <= 6
+
+
+def test_workers_that_die_without_an_episode_end_the_run(play: Callable[..., Any], tmp_path: Path) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        async def kill_all() -> None:
+            while True:
+                for worker in cluster.ready:
+                    if worker.running:
+                        worker.died.set()
+                await asyncio.sleep(0)
+
+        killing = asyncio.create_task(kill_all())
+        try:
+            await pool.roll_out(policy, request(plan("a/")))
+        finally:
+            killing.cancel()
+
     with pytest.raises(UserError, match="died 6 times in a row without an episode"):
         play(scenario, places=100)
     assert len(ledger(tmp_path, "worker_lost")) == 6
+
+
+def test_a_late_worker_that_cannot_take_part_is_refused_and_the_run_goes_on(
+    play: Callable[..., Any], tmp_path: Path
+) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        await pool.roll_out(policy, request(plan("a/")))
+        cluster.failure = "environment textcraft needs pip install 'practicum[textcraft]'."
+        cluster.place.release()  # a machine that lacks an extra has place
+        while not ledger(tmp_path, "worker_refused"):
+            await asyncio.sleep(0)
+        for label in ("b/", "c/"):
+            policy.update()
+            assert len(await pool.roll_out(policy, request(plan(label)))) == 6
+        assert len(cluster.ready) == 2  # not tried again and again
+        assert cluster.ready[1].died.is_set()  # its process does not stay
+        (message,) = cluster.messages
+        assert message == (
+            "Rollout worker 1 on h: environment textcraft needs pip install 'practicum[textcraft]'. "
+            "The run goes on without it."
+        )
+        cluster.failure, cluster.machines = None, 2  # another machine joins
+        cluster.place.release()
+        policy.update()
+        await pool.roll_out(policy, request(plan("d/")))
+        while len(pool.workers) < 2:
+            await asyncio.sleep(0)
+
+    play(scenario, places=1)
+    assert len(ledger(tmp_path, "worker_refused")) == 1
+
+
+def test_a_late_worker_that_dies_while_it_joins_is_refused_and_the_run_goes_on(
+    play: Callable[..., Any], tmp_path: Path
+) -> None:
+    """Its losses are not those of workers that are ready: they would end a run that updates and has no episodes."""
+
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        await pool.roll_out(policy, request(plan("a/")))
+        for started in range(2, 5):
+            cluster.place.release()
+            while len(cluster.ready) < started:
+                await asyncio.sleep(0)
+            cluster.ready[-1].died.set()
+        while not ledger(tmp_path, "worker_refused"):
+            await asyncio.sleep(0)
+        assert len(await pool.roll_out(policy, request(plan("b/")))) == 6
+
+    play(scenario, places=1)
+    assert len(ledger(tmp_path, "worker_lost")) == 3
+
+
+def test_a_worker_that_is_refused_ends_the_run_where_too_few_are_left(play: Callable[..., Any]) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        await pool.roll_out(policy, request(plan("a/")))
+        cluster.failure = "something is missing."
+        cluster.ready[0].died.set()
+        cluster.place.release()
+        policy.update()
+        await pool.roll_out(policy, request(plan("b/")))
+
+    with pytest.raises(UserError, match="Rollout worker 0 on h: something is missing"):
+        play(scenario, places=2, min_workers=2)
 
 
 def test_another_version_of_the_package_is_an_error(play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
 from practicum.trajectory import ActionSource, StopReason
 from practicum.utils.concurrency import RequestGate
+from practicum.utils.garbage_collection import freeze_gc
 
 CPU_PIECE_TOKENS, GPU_PIECE_TOKENS = 512, 16384
 """Tokens of a long prompt that are computed between two decode steps of other requests."""
@@ -140,6 +141,8 @@ class LocalEngine:
         self._ended_sessions: deque[str] = deque()
         self._ended_sessions_lock = threading.Lock()
         self._stop_strings = StopStrings(renderer.tokenizer)
+        self._last_hashed: tuple[tuple[int, ...], list[int]] = ((), [])
+        """The prompt that came last, and the hashes of its blocks."""
         self.gate = RequestGate()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -172,7 +175,7 @@ class LocalEngine:
             raise EngineError("the prompt is empty")
         if len(request.ids) >= context:
             raise ContextFull(f"the prompt has {len(request.ids)} tokens; the model's window is {context}")
-        if any(len(text) > STOP_WINDOW for text in request.sampling.stop):
+        if request.sampling.stop and any(len(text) > STOP_WINDOW for text in request.sampling.stop):
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.adapter != BASE:
             self._named_adapters().check(request.adapter)
@@ -182,11 +185,22 @@ class LocalEngine:
         loop = asyncio.get_running_loop()
         running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
         if request.adapter == BASE:  # else they depend on the version, which is known when the request is received
-            running.hashes = block_hashes(request.ids[:-1])
+            running.hashes = self._hashes_of(request.ids)
         if request.response_format is not None:
             running.matcher = await self.make_matcher(request.response_format)
-        async with self.gate.request():
+        await self.gate.enter()
+        try:
             return await self._unanswered.answer(running, self._send)
+        finally:
+            self.gate.leave()
+
+    def _hashes_of(self, ids: tuple[int, ...]) -> list[int]:
+        """The hashes of a prompt's blocks; the samples of one prompt, which come one after the other, have one list."""
+        last_ids, hashes = self._last_hashed
+        if ids != last_ids:
+            hashes = block_hashes(ids[:-1])
+            self._last_hashed = ids, hashes
+        return hashes
 
     async def make_matcher(self, response_format: Mapping[str, Any]) -> GrammarMatcher:
         """The grammar of a reply; one that is new is compiled beside the event loop."""
@@ -284,6 +298,8 @@ class LocalEngine:
     # -- the engine's thread -----------------------------------------------------------------
 
     def _run(self) -> None:
+        if self.runner.asynchronous:  # a collection of all modules takes longer than many steps, and the GPU waits
+            freeze_gc(self)
         try:
             with torch.inference_mode(), self.runner.stream():
                 while self._receive():
@@ -422,7 +438,7 @@ class LocalEngine:
     def _match(self, one: RunningRequest) -> PrefixMatch:
         """What is cached of a prompt, or what was computed of it in pieces."""
         request = one.request
-        match = self.prefixes.match(tuple(request.ids[:-1]), request.session, one.adapter_key, one.hashes)
+        match = self.prefixes.match(request.ids[:-1], request.session, one.adapter_key, one.hashes)
         if one.computed is not None and len(one.computed.ids) > match.length:
             return PrefixMatch(one.computed, len(one.computed.ids))
         return match
@@ -546,15 +562,16 @@ class LocalEngine:
         for one, ids, logprobs, may_end in tokens:
             if one.finished:
                 continue
-            one.first_token_time = one.first_token_time or now
+            if one.first_token_time is None:
+                one.first_token_time = now
             reason, start = None, len(one.new_ids)
-            if may_end or one.per_token or len(one.new_ids) + len(ids) >= one.max_new_tokens:
+            if may_end or one.per_token or start + len(ids) >= one.max_new_tokens:
                 reason = append_tokens(one, ids, logprobs, self.renderer.end_ids, self._stop_strings)
             else:
                 one.new_ids += ids
                 one.ids += ids
                 one.logprobs += logprobs
-            if one.request.on_tokens is not None:
+            if one.per_token and one.request.on_tokens is not None:
                 start = max(start, one.num_streamed)  # a request that was begun anew repeats its tokens
                 one.num_streamed = max(start, len(one.new_ids))
                 if len(one.new_ids) > start:

@@ -37,7 +37,7 @@ from practicum.errors import EngineError
 from practicum.models.decoder import Decoder, token_logprobs
 from practicum.models.multi_lora import MultiLoRA
 from practicum.trajectory import StopReason
-from practicum.utils.concurrency import QueuedWait
+from practicum.utils.concurrency import QueuedWait, queued_wait
 from practicum.utils.splitmix64 import GOLDEN_GAMMA, MIX_1, MIX_2
 
 STOP_WINDOW = 24
@@ -106,7 +106,7 @@ def _stop_reason(running: RunningRequest, end_ids: Sequence[int], stops: StopStr
     return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RunningRequest:
     """One request with its tokens so far and its place in the batch and the KV cache."""
 
@@ -159,7 +159,7 @@ class RunningRequest:
     """The grammar of a reply that must have a response format."""
     first_token_time: float | None = None
     """When the first token was there (`time.monotonic`)."""
-    wait: QueuedWait = field(default_factory=QueuedWait)
+    wait: QueuedWait | None = field(default_factory=queued_wait)
     """The caller's wait, whose deadline is paused while the request is in the engine's queue."""
     per_token: bool = field(init=False)
     """Whether each token must be looked at alone, for a stop string or a listener."""
@@ -326,9 +326,10 @@ def _call_listeners(streamed: Sequence[tuple[RunningRequest, list[SampledToken]]
 
 def notify_queued(requests: Sequence[RunningRequest], is_queued: bool) -> None:
     """Tell the callers of requests whether these are in the queue from here on, waking each event loop once."""
-    for loop in dict.fromkeys(one.loop for one in requests):
+    waits = [(one.loop, one.wait) for one in requests if one.wait is not None]
+    for loop in dict.fromkeys(loop for loop, _ in waits):
         with contextlib.suppress(RuntimeError):  # nobody waits on a loop that is closed
-            loop.call_soon_threadsafe(_set_queued, [one.wait for one in requests if one.loop is loop], is_queued)
+            loop.call_soon_threadsafe(_set_queued, [wait for own, wait in waits if own is loop], is_queued)
 
 
 def _set_queued(waits: Sequence[QueuedWait], is_queued: bool) -> None:
@@ -350,6 +351,9 @@ class UnansweredRequests:
 
     async def answer(self, one: RunningRequest, send: Callable[[RunningRequest], None]) -> Generation:
         """Put a request into the queue and wait for its reply."""
+        if one.wait is None:
+            send(one)
+            return await one.future
         one.wait.set_queued(True)
         self._requests.add(one)
         try:

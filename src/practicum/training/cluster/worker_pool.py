@@ -42,7 +42,8 @@ from practicum.trajectory import Attempt, Trajectory
 
 LEDGER = "rollout_ledger.jsonl"
 MAX_LOSSES = 3
-"""Losses per worker in a row without an episode that has ended; then the run stops."""
+"""Losses per worker in a row without an episode that has ended; then the run stops. A worker that is lost as often
+while it joins is refused."""
 UPDATE_SECONDS = 600.0
 """Seconds that a worker may take to load weights."""
 CLOSE_SECONDS = 10.0
@@ -71,7 +72,9 @@ class WorkerHandle:
 class RolloutWorkerPool:
     """The workers of a run. Only the first rank has any; the others get the episodes from it.
 
-    A rollout begins when `min_workers` of `num_workers` are ready; the others join when Ray has place for them.
+    A rollout begins when `min_workers` of `num_workers` are ready; the others join when Ray has place for them. One
+    that cannot take part is refused, and tried again when the machines of the cluster have changed. The run ends for
+    that reason only where fewer than `min_workers` are left.
     """
 
     config: TrainConfig
@@ -87,6 +90,8 @@ class RolloutWorkerPool:
     _stack: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
     _starts: Counter[int] = field(default_factory=Counter)
     _joining: dict[int, asyncio.Task[None]] = field(default_factory=dict)
+    _refused: dict[int, frozenset[str]] = field(default_factory=dict)
+    """By index of a worker that cannot take part: the machines that the cluster had then."""
     _weights: OutgoingWeights | None = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when a worker has become ready, or none ever will."""
@@ -254,9 +259,12 @@ class RolloutWorkerPool:
 
     async def _wait_for_workers(self, policy: TrainablePolicy, count: int) -> None:
         """Start the workers that are missing, and wait until `count` are ready."""
+        if self._refused:
+            machines = self._machines()
+            self._refused = {index: known for index, known in self._refused.items() if known == machines}
         while True:
             for index in range(self.num_workers):
-                if index not in self.workers and index not in self._joining:
+                if index not in self.workers and index not in self._joining and index not in self._refused:
                     self._joining[index] = asyncio.create_task(self._join(index, policy))
             if self._failure is not None:
                 raise self._failure
@@ -270,6 +278,7 @@ class RolloutWorkerPool:
 
         Nobody awaits this task: what else goes wrong is raised by those who wait for workers.
         """
+        num_losses = 0
         try:
             while self._failure is None:
                 worker = self._start_actor(index, policy)
@@ -279,8 +288,14 @@ class RolloutWorkerPool:
                         await self._update(worker, policy, compares=not self.config.trainer.max_staleness)
                 except WorkerLost as lost:
                     self._lose(worker, str(lost))
-                    continue
-                self.workers[index] = worker
+                    num_losses += 1
+                    if num_losses < MAX_LOSSES:
+                        continue
+                    self._refuse(worker, f"Rollout worker {index} died {num_losses} times while it joined ({lost}).")
+                except UserError as error:
+                    self._refuse(worker, str(error))
+                else:
+                    self.workers[index] = worker
                 break
         except Exception as error:
             self._failure = error
@@ -311,19 +326,34 @@ class RolloutWorkerPool:
         place = {"host": described["host"], "pid": described["pid"]}
         self._write("worker_started", worker=worker.index, start=worker.starts, **place)
 
+    def _refuse(self, worker: WorkerHandle, reason: str) -> None:
+        """Go on without a worker that cannot take part, where enough others are left."""
+        self._refused[worker.index] = self._machines()
+        with contextlib.suppress(Exception):
+            self._ray.kill(worker.actor)
+        self._write("worker_refused", worker=worker.index, start=worker.starts, reason=reason)
+        if self.num_workers - len(self._refused) < self.min_workers:
+            self._failure = UserError(reason)
+        else:
+            self.say(f"{reason} The run goes on without it.")
+
+    def _machines(self) -> frozenset[str]:
+        """The machines of the cluster that are there."""
+        return frozenset(node["NodeID"] for node in self._ray.nodes() if node["Alive"])
+
     def _lose(self, worker: WorkerHandle, reason: str) -> None:
         """Forget a worker that is lost, once, and end its process where it can be reached; it is started again."""
         if worker.is_lost:
             return
         worker.is_lost = True
-        if self.workers.get(worker.index) is worker:
+        if was_ready := self.workers.get(worker.index) is worker:
             del self.workers[worker.index]
         with contextlib.suppress(Exception):
             self._ray.kill(worker.actor)
         again = [_key(attempt) for attempt in worker.unfinished.values()]
         self._write("worker_lost", worker=worker.index, reason=reason, run_again=again)
         self.say(f"Rollout worker {worker.index} is lost ({reason}); {len(again)} episodes are run again.")
-        self._num_losses += 1
+        self._num_losses += was_ready
         if self._num_losses >= MAX_LOSSES * self.num_workers:
             self._failure = UserError(
                 f"Rollout workers died {self._num_losses} times in a row without an episode ({reason})."
