@@ -108,11 +108,15 @@ def test_the_number_of_comparisons_is_shown_and_does_not_depend_on_the_baseline(
         page.goto(two_runs.as_uri())
         heading = page.locator("#result .section-head").inner_text()
         assert "corrected for the 15 pairs that can be compared here" in heading
+        listed = page.locator("#comparison .verdict").count()
+        assert 1 < listed < 15
+        said = page.locator("#comparison .section-head").inner_text()
+        assert f"over all 15 pairs that can be compared here, of which {listed} are listed" in said
         evidence = "#result .headline .soft"
-        assert all("after Holm over 15" in text for text in page.locator(evidence).all_inner_texts())
+        assert all("after Holm over 15 comparisons" in text for text in page.locator(evidence).all_inner_texts())
         before = page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text()
         page.select_option("#baseline", label="beta · rl")
-        assert all("after Holm over 15" in text for text in page.locator(evidence).all_inner_texts())
+        assert all("after Holm over 15 comparisons" in text for text in page.locator(evidence).all_inner_texts())
         assert page.locator("#result .headline b").first.inner_text().startswith("alpha · rl − beta · rl: ")
         page.select_option("#baseline", label="alpha · base")
         assert page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text() == before

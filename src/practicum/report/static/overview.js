@@ -206,8 +206,11 @@ function comparisonSection() {
   if (!shown.length) return null;
   const most = Math.max(...shown.filter((found) => found.changes.length).map(({changes: [{difference, low, high}]}) => Math.max(...[difference, low, high].filter(isNumber).map(Math.abs))), 0);
   const reach = [0.05, 0.1, 0.25, 0.5].find((one) => most <= one) || 1;
+  // p-values do not depend on the baseline: pairs that another choice would list count too.
+  const count = shown[0].comparisons;
+  const corrected = count > 1 ? `; p-values are corrected (Holm) over all ${plural(count, 'pair')} that can be compared here${count > shown.length ? `, of which ${shown.length} are listed` : ''}` : '';
   return el('section', {'aria-label': 'Comparison', id: 'comparison'}, el('div', {class: 'section-head'}, el('h2', {}, 'Comparison'),
-    el('span', {class: 'soft small'}, 'Paired, on the same tasks; several comparisons are corrected for (Holm). A row opens all figures.'), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
+    el('span', {class: 'soft small'}, `Paired, on the same tasks${corrected}. A row opens all figures.`), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
     el('div', {class: 'card verdicts-card', tabindex: '0'}, el('div', {class: 'verdict-head'}, el('span', {}), apartAxis(reach)), shown.map((found) => verdict(found, reach))));
 }
 
