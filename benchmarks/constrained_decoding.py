@@ -110,8 +110,8 @@ def main() -> None:
         for name, rows in seconds_by_form.items()
     }
     for name, (thread, wall) in medians.items():
-        more = f"{thread / medians['free'][0] - 1:+.1%} and {wall / medians['free'][1] - 1:+.1%} against free"
-        print(f"{name:7} {thread:8.1f} µs per token of the engine's thread, {wall:8.1f} of the clock ({more})")
+        overhead = f"{thread / medians['free'][0] - 1:+.1%} and {wall / medians['free'][1] - 1:+.1%} against free"
+        print(f"{name:7} {thread:8.1f} µs per token of the engine's thread, {wall:8.1f} of the clock ({overhead})")
     if args.out is not None:
         args.out.write_text(
             json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **medians}, indent=1) + "\n"

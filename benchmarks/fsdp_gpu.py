@@ -67,11 +67,11 @@ def measure(case: str, dtype: str, updates: int, tiny: bool, weights: Path) -> d
     objective = Objective(entropy_coeff=0.0, kl_loss_coef=0.0)
     rows, seconds = [], []
     for _ in range(updates):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         metrics = policy.update(samples, total, objective, LEARNING_RATE)
         if size.device == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
         rows.append([metrics["actor/loss"], metrics["actor/grad_norm"]])
     policy.gather()
     model = policy.unsharded.model if ranks.own_rank() == 0 else None
@@ -79,12 +79,12 @@ def measure(case: str, dtype: str, updates: int, tiny: bool, weights: Path) -> d
     if size.device == "cuda":
         result["peak_gib"] = torch.cuda.max_memory_allocated() / 2**30
     if model is not None:
-        own = torch.cat([one.detach().float().cpu().view(-1) for one in model.parameters()])
+        flat_weights = torch.cat([parameter.detach().float().cpu().view(-1) for parameter in model.parameters()])
         if case == "plain":
-            torch.save(own, weights)
+            torch.save(flat_weights, weights)
         else:
             plain = torch.load(weights, weights_only=True)
-            result["weight_difference"] = float((own - plain).abs().max())
+            result["weight_difference"] = float((flat_weights - plain).abs().max())
     return result
 
 
@@ -104,9 +104,9 @@ def run_rank(args: argparse.Namespace) -> None:
 
 def run_case(case: str, dtype: str, args: argparse.Namespace, weights: Path) -> dict[str, Any]:
     """Run the processes of a case; its result, or why there is none."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
     command = [sys.executable, __file__, "--case", case, "--dtype", dtype, "--updates", str(args.updates),
                "--weights", str(weights), *(["--tiny"] if args.tiny else [])]  # fmt: skip
     processes = []
@@ -145,7 +145,7 @@ def main() -> int:
     results: dict[str, Any] = {"torch": torch.__version__}
     with tempfile.TemporaryDirectory() as folder:
         for dtype in DTYPES:
-            for case in (one for one in CASES if one == "plain" or one in args.only):
+            for case in (name for name in CASES if name == "plain" or name in args.only):
                 result = results[f"{case}/{dtype}"] = run_case(case, dtype, args, Path(folder) / f"{dtype}.pt")
                 plain = results[f"plain/{dtype}"]
                 if case != "plain" and "losses" in result and "losses" in plain:
