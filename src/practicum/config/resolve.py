@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from omegaconf import OmegaConf
 
 from practicum.config.actor_rollout_ref import ENGINES
-from practicum.config.asynchrony import check_asynchrony
+from practicum.config.async_training import check_asynchrony
 from practicum.config.dpo import DPOConfig
 from practicum.config.fields import check_fields
 from practicum.config.overrides import (

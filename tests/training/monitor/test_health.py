@@ -22,7 +22,7 @@ from practicum.training.monitor.health import (
     HealthMonitor,
     checked_values,
 )
-from practicum.training.monitor.series_changes import fall_to_nothing, reversals
+from practicum.training.monitor.change_points import fall_to_nothing, reversals
 from practicum.training.rollout_source import repetition
 
 Metrics = dict[str, float]
