@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from practicum.data.store import write_episode
+from practicum.data.store import read_episodes, write_episode
 from practicum.environment import Message
+from practicum.evaluation.result import EvalResult, attempt_result
 from practicum.report.document import document
 from practicum.report.runs import find_runs
 from practicum.task import Task
@@ -108,11 +109,15 @@ def test_the_number_of_comparisons_is_shown_and_does_not_depend_on_the_baseline(
         page.goto(two_runs.as_uri())
         heading = page.locator("#result .section-head").inner_text()
         assert "corrected for the 15 pairs that can be compared here" in heading
+        listed = page.locator("#comparison .verdict").count()
+        assert 1 < listed < 15
+        said = page.locator("#comparison .section-head").inner_text()
+        assert f"over all 15 pairs that can be compared here, of which {listed} are listed" in said
         evidence = "#result .headline .soft"
-        assert all("after Holm over 15" in text for text in page.locator(evidence).all_inner_texts())
+        assert all("after Holm over 15 comparisons" in text for text in page.locator(evidence).all_inner_texts())
         before = page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text()
         page.select_option("#baseline", label="beta · rl")
-        assert all("after Holm over 15" in text for text in page.locator(evidence).all_inner_texts())
+        assert all("after Holm over 15 comparisons" in text for text in page.locator(evidence).all_inner_texts())
         assert page.locator("#result .headline b").first.inner_text().startswith("alpha · rl − beta · rl: ")
         page.select_option("#baseline", label="alpha · base")
         assert page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text() == before
@@ -279,6 +284,32 @@ def test_two_trainings_from_one_model_are_compared_with_it_and_with_each_other(b
         assert "results/rl-high-rate" not in page.locator("#glance > div").nth(1).inner_text()  # failures of the best
         differ = " ".join(page.locator("#glance > div").last.inner_text().split())
         assert differ == "Runs differ in lr 1 → 2 · training/rl → training/rl-high-rate"  # and not from SFT's keys
+
+
+def test_a_training_and_an_evaluation_of_its_model_name_each_other(browser: Any, tmp_path: Path) -> None:
+    """They are two runs, since a model may have several evaluations; other trainings are not named."""
+    for name in ("shop/training/rl", "shop/training/rl-high-rate"):
+        write_rl(tmp_path / name, 10)
+    for name, policy in (("rl", "runs/shop/training/rl/model"), ("high", str(tmp_path / "shop/training/rl-high-rate")),
+                         ("base", "tiny-pretrained")):  # fmt: skip
+        episodes = write_run(tmp_path / "shop" / "results" / f"{name}.run", [[float(n < 5)] for n in range(9)])
+        results = tuple(attempt_result(episode) for episode in read_episodes(episodes))
+        EvalResult(policy, "math", "p", 9, 1, results).write(episodes.with_name(f"{name}.json"))
+    path = tmp_path / "report.html"
+    # The folder's own name is unknown to the command that evaluated.
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "shop").rename(tmp_path / "runs" / "shop")
+    path.write_bytes(document(find_runs([tmp_path / "runs" / "shop"]))[0])
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(path.as_uri())
+        cards = {}
+        for card in recorder.page.locator(".run.card").all():
+            cards[card.locator(".run-name").inner_text().strip()] = " ".join(card.inner_text().split())
+        assert len(cards) == 5
+        assert "evaluation of training/rl " in cards["results/rl"] + " "
+        assert "evaluated in results/rl" in cards["training/rl"]
+        assert "evaluation" not in cards["results/base"] + cards["results/high"] + cards["training/rl-high-rate"]
+        assert "rl-high-rate" not in cards["results/rl"]
 
 
 def test_many_runs_fit_a_page_that_can_be_read(browser: Any, tmp_path: Path) -> None:
