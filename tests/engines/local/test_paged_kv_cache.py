@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
+from practicum.engines.local import paged_kv_cache
 from practicum.engines.local.cpu_runner import CpuRunner, descending_order, row_parts
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.local.kv_cache import PrefixCache
@@ -38,8 +39,12 @@ def test_blocks_cover_all_positions() -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_pages_hold_what_was_written_whatever_is_moved(seed: int) -> None:
+@pytest.mark.parametrize("small_bytes", [0, 4096])
+def test_pages_hold_what_was_written_whatever_is_moved(
+    seed: int, small_bytes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows come, grow, change places and go; each holds its own tokens all the while."""
+    monkeypatch.setattr(paged_kv_cache, "SMALL_TENSOR_BYTES", small_bytes)
     rng, cache = random.Random(seed), make_cache()
     held: list[tuple[float, int]] = []  # per row its own value, and the number of its tokens
     for _ in range(120):
@@ -80,7 +85,8 @@ def test_pages_hold_what_was_written_whatever_is_moved(seed: int) -> None:
     for _ in range(len(held)):
         cache.release(len(held) - 1)
         held.pop()
-    assert cache.num_bytes <= 16 * cache.bytes_of(1)
+    num_blocks = block_count(300)
+    assert cache.num_bytes <= 16 * cache.bytes_of(1) + num_blocks * small_bytes
 
 
 def test_a_long_request_of_smollm2_holds_its_own_tokens_only() -> None:

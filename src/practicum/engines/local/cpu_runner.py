@@ -62,21 +62,19 @@ def decode_attention(q: Tensor, blocks: Sequence[tuple[Tensor, Tensor]], bias: T
     have no keys there.
     """
     rows, heads, size = q.shape
-    scale, num_rows = size**-0.5, len(blocks[0][0])
+    scale, num_rows = size**-0.5, blocks[0][0].shape[0]
     grouped = q.reshape(num_rows, -1, size)
     scores = []
-    for block, (keys, _) in enumerate(
-        blocks
-    ):  # each a tensor of its own: into a slice, the product would go row by row
-        count, part = len(keys), slice(block_start(block), block_start(block + 1))
+    for block, (keys, _) in enumerate(blocks):  # into a slice of one tensor, the products would go row by row
+        count, part = keys.shape[0], slice(block_start(block), block_start(block + 1))
         block_scores = torch.baddbmm(bias[:count, :, part], grouped[:count], keys, alpha=scale)
         rest = num_rows - count
         scores.append(F.pad(block_scores, (0, 0, 0, 0, 0, rest), value=-torch.inf) if rest else block_scores)
     weights = (torch.cat(scores, -1) if len(scores) > 1 else scores[0]).softmax(-1)
     result = torch.bmm(weights[:, :, :FIRST_BLOCK_KEYS], blocks[0][1])
     for block, (_, values) in enumerate(blocks[1:], 1):
-        part = slice(block_start(block), block_start(block + 1))
-        result[: len(values)].baddbmm_(weights[: len(values), :, part], values)
+        count, part = values.shape[0], slice(block_start(block), block_start(block + 1))
+        result[:count].baddbmm_(weights[:count, :, part], values)
     return result.view(rows, heads * size)
 
 

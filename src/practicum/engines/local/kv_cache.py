@@ -145,10 +145,12 @@ class PrefixCache:
         self._hold(entry)
         for key in entry.hashes:
             holders = self._by_hash.setdefault(key, entry)
-            if isinstance(holders, dict):
-                holders[entry] = None
-            elif holders is not entry:
+            if holders is entry:
+                continue
+            if isinstance(holders, CachedPrefix):
                 self._by_hash[key] = {holders: None, entry: None}
+            else:
+                holders[entry] = None
         if session:
             self._by_session[session] = entry
         while self.bytes > self.max_bytes:
@@ -193,10 +195,11 @@ class PrefixCache:
         self._drop(entry)
         for key in entry.hashes:
             holders = self._by_hash[key]
-            if isinstance(holders, dict):
+            if not isinstance(holders, CachedPrefix):
                 del holders[entry]
-            if not holders or holders is entry:
-                del self._by_hash[key]
+                if holders:
+                    continue
+            del self._by_hash[key]
         if self._by_session.get(entry.session) is entry:
             del self._by_session[entry.session]
 

@@ -28,6 +28,8 @@ FIRST_BLOCK_KEYS = 64
 """Keys of the first two blocks: short prompts read half as much."""
 PAGE_MULTIPLE = 8
 """Pages by which a large tensor grows."""
+SMALL_TENSOR_BYTES = 4 << 20
+"""A tensor of a block that is no larger keeps its size when pages leave: they come back with the next turns."""
 
 
 def block_start(block: int) -> int:
@@ -114,8 +116,8 @@ class PagedKVCache(KVCache):
         self._owners: list[list[int]] = []
         """Per block the slot of every page."""
         self._blocks: list[Tensor] = []
-        self._views: list[list[LayerViews]] = []
-        """Per block and layer."""
+        self._views: list[list[LayerViews] | None] = []
+        """Per block and layer, once a decode step has read the block."""
 
     @property
     def num_bytes(self) -> int:
@@ -152,7 +154,7 @@ class PagedKVCache(KVCache):
             if block == len(self._blocks):
                 self._owners.append([])
                 self._blocks.append(torch.empty(0))
-                self._views.append([])
+                self._views.append(None)
                 self._replace(block, self._tensor(block, 0))
             pages.append(len(self._owners[block]))
             self._owners[block].append(slot)
@@ -169,13 +171,24 @@ class PagedKVCache(KVCache):
         old = self._blocks[block]
         if count <= old.shape[2]:
             return
-        num_pages = count if count <= 2 else -(-count // PAGE_MULTIPLE) * PAGE_MULTIPLE if count > 4 else 4
+        num_pages = -(-count // PAGE_MULTIPLE) * PAGE_MULTIPLE
+        if count <= 4 and num_pages * self._page_bytes(block) > SMALL_TENSOR_BYTES:
+            num_pages = count if count <= 2 else 4
         larger = self._tensor(block, num_pages)
         larger[:, :, : old.shape[2]] = old
         self._replace(block, larger)
 
     def _replace(self, block: int, tensor: Tensor) -> None:
-        self._blocks[block], self._views[block] = tensor, [LayerViews(layer) for layer in tensor]
+        self._blocks[block], self._views[block] = tensor, None
+
+    def _views_of(self, block: int) -> list[LayerViews]:
+        views = self._views[block]
+        if views is None:
+            views = self._views[block] = [LayerViews(layer) for layer in self._blocks[block]]
+        return views
+
+    def _page_bytes(self, block: int) -> int:
+        return block_size(block) * self.shape.layers * self.bytes_per_token
 
     def _tensor(self, block: int, pages: int) -> Tensor:
         shape = self.shape
@@ -194,6 +207,8 @@ class PagedKVCache(KVCache):
                 owners[page] = owners[last]
                 self._pages[owners[page]][block] = page
             owners.pop()
+            if tensor.shape[2] * self._page_bytes(block) <= SMALL_TENSOR_BYTES:
+                continue
             if 4 * last <= tensor.shape[2] and tensor.shape[2] > PAGE_MULTIPLE:
                 self._replace(block, tensor[:, :, : max(2 * last, PAGE_MULTIPLE)].clone())
             elif not last and block:
@@ -315,7 +330,7 @@ class PagedKVCache(KVCache):
     def write_rows(self, layer: int, destinations: Sequence[DecodeDestinations], k: Tensor, v: Tensor) -> None:
         """Store keys and values [R, K, D] of one token per row."""
         for destination in destinations:
-            views = self._views[destination.block][layer]
+            views = self._views_of(destination.block)[layer]
             views.key_vectors.index_copy_(0, destination.index, k[destination.rows].flatten(0, 1))
             views.value_vectors.index_copy_(0, destination.index, v[destination.rows].flatten(0, 1))
 
@@ -325,7 +340,7 @@ class PagedKVCache(KVCache):
         Rows and their numbers per block are counted from `first_row`.
         """
         kv_heads, result = self.shape.kv_heads, []
-        for views, count in zip(self._views, rows_per_block, strict=False):
-            rows = slice(first_row * kv_heads, (first_row + count) * kv_heads)
-            result.append((views[layer].keys[rows], views[layer].values[rows]))
+        for block, count in enumerate(rows_per_block):
+            rows, views = slice(first_row * kv_heads, (first_row + count) * kv_heads), self._views_of(block)[layer]
+            result.append((views.keys[rows], views.values[rows]))
         return result
