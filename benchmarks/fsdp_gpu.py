@@ -75,11 +75,11 @@ def measure(case: str, dtype: str, updates: int, tiny: bool, weights: Path, tell
     tell(loaded=True)
     rows, seconds = [], []
     for _ in range(updates):
-        begun = time.perf_counter()
+        started = time.perf_counter()
         metrics = policy.update(samples, total, objective, LEARNING_RATE)
         if size.device == "cuda":
             torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - begun)
+        seconds.append(time.perf_counter() - started)
         rows.append([metrics["actor/loss"], metrics["actor/grad_norm"]])
         rest = sorted(seconds[1:]) or seconds
         tell(losses=rows, first_seconds=seconds[0], seconds=rest[len(rest) // 2])
@@ -88,12 +88,12 @@ def measure(case: str, dtype: str, updates: int, tiny: bool, weights: Path, tell
     policy.gather()
     model = policy.unsharded.model if ranks.own_rank() == 0 else None
     if model is not None:
-        own = torch.cat([one.detach().float().cpu().view(-1) for one in model.parameters()])
+        flat_weights = torch.cat([parameter.detach().float().cpu().view(-1) for parameter in model.parameters()])
         if case == "plain":
-            torch.save(own, weights)
+            torch.save(flat_weights, weights)
         else:
             plain = torch.load(weights, weights_only=True)
-            tell(weight_difference=float((own - plain).abs().max()))
+            tell(weight_difference=float((flat_weights - plain).abs().max()))
 
 
 def run_rank(args: argparse.Namespace) -> None:

@@ -1,10 +1,10 @@
 """Decode steps on a GPU while the replies of some requests must have a response format.
 
 The tokens that may be sampled next depend on the last token, which the host has to see: a graph of several steps is not
-possible. A step is two graphs, one up to the logits and one that samples. As soon as the tokens of a step are there, the
-host computes the next masks and starts the next sampling, behind the logits that the GPU is computing meanwhile, and the
-logits after it; only then does the engine look at the tokens. So the GPU waits where the masks take longer than the
-logits, and a request that has ended takes one more step, whose token is dropped.
+possible. A step is two graphs, one up to the logits and one that samples. As soon as the tokens of a step are there,
+the host computes the next masks and starts the next sampling, behind the logits that the GPU is computing meanwhile,
+and the logits after it; only then does the engine look at the tokens. So the GPU waits only where the masks take longer
+than the logits, and a request that has ended takes one more step, whose token is dropped.
 """
 
 from __future__ import annotations

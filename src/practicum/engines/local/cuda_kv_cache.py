@@ -238,7 +238,7 @@ class CudaKVCache(KVCache):
         needed = 1 + num_pages(len(one.ids) + num_steps)
         if entry is None:
             return needed
-        return needed - sum([page.num_slots > 0 for page in entry.kv[: length // PAGE_TOKENS]])
+        return needed - sum([bool(page.num_slots) for page in entry.kv[: length // PAGE_TOKENS]])
 
     def _num_growable(self) -> int | None:
         """Pages that may still be allocated, in whole chunks; None: any number."""

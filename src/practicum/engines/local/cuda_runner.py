@@ -31,9 +31,8 @@ from practicum.engines.local.runner import (
     any_constrained,
     any_filtered,
     any_top_logprobs,
-    filtered_logits,
-    sample,
 )
+from practicum.engines.local.sampling import filtered_logits, sample
 from practicum.engines.local.sampling_mask_buffers import KeptBuffers, append_kept
 from practicum.engines.local.shared_prefix import SharedPrefixGroups
 from practicum.engines.local.token_masks import masked_logits

@@ -24,7 +24,6 @@ from torch import nn
 
 from practicum.chat.grammar import GrammarMatcher
 from practicum.chat.renderer import Renderer
-from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import MAX_TOP_LOGPROBS, Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
 from practicum.engines.local.cuda_kv_cache import free_bytes
@@ -35,6 +34,7 @@ from practicum.engines.local.kv_cache import (
     KVCacheFull,
     PrefixCache,
     PrefixMatch,
+    PromptHashes,
     block_hashes,
 )
 from practicum.engines.local.runner import (
@@ -63,7 +63,7 @@ from practicum.engines.local.stats import EngineStats
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
-from practicum.trajectory import ActionSource, StopReason
+from practicum.trajectory import StopReason
 from practicum.utils.concurrency import RequestGate
 from practicum.utils.garbage_collection import freeze_gc
 
@@ -141,8 +141,7 @@ class LocalEngine:
         self._ended_sessions: deque[str] = deque()
         self._ended_sessions_lock = threading.Lock()
         self._stop_strings = StopStrings(renderer.tokenizer)
-        self._last_hashed: tuple[tuple[int, ...], list[int]] = ((), [])
-        """The prompt that came last, and the hashes of its blocks."""
+        self._prompt_hashes = PromptHashes()
         self.gate = RequestGate()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -185,7 +184,7 @@ class LocalEngine:
         loop = asyncio.get_running_loop()
         running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
         if request.adapter == BASE:  # else they depend on the version, which is known when the request is received
-            running.hashes = self._hashes_of(request.ids)
+            running.hashes = self._prompt_hashes.of(request.ids)
         if request.response_format is not None:
             running.matcher = await self.make_matcher(request.response_format)
         await self.gate.enter()
@@ -193,14 +192,6 @@ class LocalEngine:
             return await self._unanswered.answer(running, self._send)
         finally:
             self.gate.leave()
-
-    def _hashes_of(self, ids: tuple[int, ...]) -> list[int]:
-        """The hashes of a prompt's blocks; the samples of one prompt, which come one after the other, have one list."""
-        last_ids, hashes = self._last_hashed
-        if ids != last_ids:
-            hashes = block_hashes(ids[:-1])
-            self._last_hashed = ids, hashes
-        return hashes
 
     async def make_matcher(self, response_format: Mapping[str, Any]) -> GrammarMatcher:
         """The grammar of a reply; one that is new is compiled beside the event loop."""
@@ -601,17 +592,4 @@ class LocalEngine:
         if one.matcher is not None and one.matcher.error:
             results.append((one, EngineError(f"the response format could not be followed: {one.matcher.error}")))
             return
-        version = None if one.adapter is None else one.adapter.number
-        result = Generation(
-            ids=tuple(one.new_ids),
-            logprobs=tuple(one.logprobs),
-            stop_reason=reason,
-            policy_version=self.prefixes.version if version is None else version,
-            source=ActionSource.POLICY,
-            prompt_cached=one.prompt_end - one.num_computed,
-            top_logprobs=tuple(one.top_logprobs[: len(one.new_ids)]),
-            response_format=request.response_format,
-            kept=encode_kept(one.kept[: len(one.new_ids)]) if one.records_kept else None,
-            first_token_time=one.first_token_time,
-        )
-        results.append((one, result))
+        results.append((one, one.generation(reason, self.prefixes.version)))

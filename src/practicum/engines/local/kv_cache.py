@@ -221,6 +221,21 @@ def block_hashes(ids: Sequence[int], adapter: str = "", first_hashes: Sequence[i
     return hashes
 
 
+class PromptHashes:
+    """The hashes of prompts' blocks; samples of one prompt that come one after the other have one list."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[int, ...], list[int]] = ((), [])
+
+    def of(self, ids: tuple[int, ...]) -> list[int]:
+        """The hashes of all blocks but the last token's, which is fed by the first decode step."""
+        last_ids, hashes = self._last
+        if ids != last_ids:
+            hashes = block_hashes(ids[:-1])
+            self._last = ids, hashes
+        return hashes
+
+
 KEY_BUCKET = 128
 """Multiple that a slot's capacity is rounded up to, and keys of a block of attention on a CPU."""
 

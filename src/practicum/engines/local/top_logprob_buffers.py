@@ -9,7 +9,8 @@ from torch import Tensor
 
 from practicum.engines.base import MAX_TOP_LOGPROBS
 from practicum.engines.local.host_copies import HostCopies
-from practicum.engines.local.runner import RunningRequest, top_logprobs_of
+from practicum.engines.local.runner import RunningRequest
+from practicum.engines.local.sampling import top_logprobs_of
 
 
 class TopLogprobBuffers(HostCopies):
