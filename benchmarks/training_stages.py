@@ -57,7 +57,10 @@ HELD_OUT = 300
 ACTOR = "actor_rollout_ref.actor"
 CLOCKS = ("minutes", "cpu_minutes")
 TEN_TIMES = "BC on ten times the demonstrations"
-STEPS = (("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("DPO", "online GRPO"), ("offline GRPO", "online GRPO"))
+STEPS = (
+    ("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("DPO", "online GRPO"), ("offline GRPO", "online GRPO"),
+    ("online GRPO", TEN_TIMES),
+)  # fmt: skip
 """Earlier and later policy of each comparison."""
 STAGES = ("imitation", "ten_times", "rollouts", "preference", "offline", "online")
 """Methods of `StageComparison`. `rollouts` and `online` need `imitation`; the two between them need `rollouts`."""
