@@ -90,7 +90,7 @@ def config_of(name: str, out: Path, tiny: bool) -> PipelineConfig:
     config, sizes = stages.resolve([f"recipe={RECIPE}"]).config, SIZES[name]
     data, rl = config.data, config.rl_training
     for group in (data.affine, data.agentgym):
-        group.environments = [one for one in group.environments if one == name]
+        group.environments = [environment for environment in group.environments if environment == name]
     data.affine.num_samples = data.agentgym.num_episodes = sizes.demonstrations
     data.agentgym.max_episode_length, data.max_response_tokens = sizes.turns, sizes.tokens
     data.environment_args = {name: data.environment_args[name]}
@@ -251,7 +251,7 @@ def read_results(folder: Path) -> dict[str, Any]:
     row["results"] = read_json(folder / "logs" / "evaluation_results.json")
     for stage, keys in {"sft": ("actor/loss", "eval/loss"), "rl": RL_CURVES}.items():
         rows = json_lines(folder / stage / "metrics.jsonl")
-        curves = {key: [[one["step"], one[key]] for one in rows if key in one] for key in keys}
+        curves = {key: [[row["step"], row[key]] for row in rows if key in row] for key in keys}
         row[f"{stage}_curves"] = {key: thinned(curve) for key, curve in curves.items() if curve}
     return row
 

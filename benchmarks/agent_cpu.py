@@ -44,7 +44,7 @@ def watch(seconds: Counter[str]) -> None:
         setattr(owner, name, timed(getattr(owner, name), name.strip("_"), seconds))
     run = RowThreads.run
 
-    def watched(self: RowThreads, calls: Sequence[Callable[[], Any]]) -> list[Any]:
+    def timed_run(self: RowThreads, calls: Sequence[Callable[[], Any]]) -> list[Any]:
         spent = [0.0] * len(calls)
 
         def measured(index: int) -> Any:
@@ -60,7 +60,7 @@ def watch(seconds: Counter[str]) -> None:
             seconds["waited for threads"] += max(spent) - spent[0]
             seconds["other threads"] += sum(spent[1:])
 
-    RowThreads.run = watched  # type: ignore[method-assign]
+    RowThreads.run = timed_run  # type: ignore[method-assign]
 
 
 def timed(function: Callable[..., Any], name: str, seconds: Counter[str]) -> Callable[..., Any]:

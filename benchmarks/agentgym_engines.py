@@ -70,7 +70,7 @@ def stock(program: str) -> tuple[Play, subprocess.Popen[str]]:
         text=True, env=environment,
     )  # fmt: skip
 
-    def play(way: Way) -> tuple[float, float, list[Any]]:
+    def run_recorded(way: Way) -> tuple[float, float, list[Any]]:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(json.dumps(way) + "\n")
@@ -78,11 +78,11 @@ def stock(program: str) -> tuple[Play, subprocess.Popen[str]]:
         loaded, stepped, answers = json.loads(process.stdout.readline().removeprefix("RESULT"))
         return loaded, stepped, answers
 
-    return play, process
+    return run_recorded, process
 
 
 def ours(pool: WorkerPool, begin: Callable[[Any], dict[str, Any]], step: dict[str, Any], keys: list[str]) -> Play:
-    def play(way: Way) -> tuple[float, float, list[Any]]:
+    def run_recorded(way: Way) -> tuple[float, float, list[Any]]:
         async def run() -> tuple[float, float, list[Any]]:
             session = pool.open_session()
             started = time.perf_counter()
@@ -97,17 +97,17 @@ def ours(pool: WorkerPool, begin: Callable[[Any], dict[str, Any]], step: dict[st
 
         return asyncio.run(run())
 
-    return play
+    return run_recorded
 
 
-def compare(name: str, ways: list[Way], theirs: Play, mine: Play, rounds: int) -> None:
-    theirs(ways[0]), mine(ways[0])  # the first of each starts processes and fills caches
+def compare(name: str, ways: list[Way], peer: Play, practicum_run: Play, rounds: int) -> None:
+    peer(ways[0]), practicum_run(ways[0])  # the first of each starts processes and fills caches
     rates: dict[str, list[float]] = {"stock": [], "ours": []}
     loads: dict[str, list[float]] = {"stock": [], "ours": []}
     same = True
     for _ in range(rounds):
         for way in ways:
-            (a, b, answer), (c, d, answers) = theirs(way), mine(way)
+            (a, b, answer), (c, d, answers) = peer(way), practicum_run(way)
             same = same and answer == answers
             rates["stock"].append(len(way[1]) / b)
             rates["ours"].append(len(way[1]) / d)
@@ -133,9 +133,9 @@ def main() -> None:
         ways = [
             (n, [*pool.ask("plan", game=n, expert="walkthrough"), "look", "inventory", "sing"]) for n in (1, 2, 6, 8)
         ]
-        theirs, process = stock(STOCK_ALFWORLD)
-        mine = ours(pool, lambda game: {"game": game, "expert": ""}, {}, ["text", "legal"])
-        compare("alfworld", ways, theirs, mine, args.rounds)
+        peer, process = stock(STOCK_ALFWORLD)
+        practicum_run = ours(pool, lambda game: {"game": game, "expert": ""}, {}, ["text", "legal"])
+        compare("alfworld", ways, peer, practicum_run, args.rounds)
         process.kill()
     if "sciworld" in args.engines:
         pool = sciworld.pool_of()
@@ -143,12 +143,12 @@ def main() -> None:
         for name, variation in (("find-animal", 15), ("power-component", 1), ("change-the-state-of-matter-of", 12)):
             assert name in sciworld_tasks.VARIATIONS
             ways.append(([name, variation], pool.ask("gold", task=name, variation=variation)))
-        theirs, process = stock(STOCK_SCIWORLD)
+        peer, process = stock(STOCK_SCIWORLD)
 
         def begin(named: list[Any]) -> dict[str, Any]:
             return {"task": named[0], "variation": named[1], "gold": False}
 
-        compare("sciworld", ways, theirs, ours(pool, begin, {"legal": False}, ["text", "score"]), args.rounds)
+        compare("sciworld", ways, peer, ours(pool, begin, {"legal": False}, ["text", "score"]), args.rounds)
         process.kill()
     close_pools()
 

@@ -75,7 +75,7 @@ class SimulatedPolicy:
         self.version, self.concurrency, self.rng = 0, 1024, rng
         self.role_engines: dict[str, Any] = {}
 
-    async def roll_out(self, planned: Sequence[Attempt], *rest: Any, on_done: OnEpisode | None, **more: Any) -> Any:
+    async def roll_out(self, planned: Sequence[Attempt], *rest: Any, on_done: OnEpisode | None, **options: Any) -> Any:
         return await asyncio.gather(*(self.run(attempt, on_done) for attempt in planned))
 
     async def run(self, attempt: Attempt, on_done: OnEpisode | None) -> Trajectory:
@@ -121,18 +121,18 @@ class DropSource(AsyncSource):
                 self._begin()
             self._sort_out(step)
             if len(self.finished) >= TASKS:
-                taken, self.finished = self.finished[:TASKS], self.finished[TASKS:]
-                played = [episode for own in taken for episode in own]
-                return RolloutBatch(step, played, group_scored(played), {}, rollout_metrics(played))
-            await asyncio.wait([one.task for one in self.groups.values()], return_when="FIRST_COMPLETED")
-            for group in [one for one in self.groups.values() if one.task.done()]:
+                groups, self.finished = self.finished[:TASKS], self.finished[TASKS:]
+                episodes = [episode for group in groups for episode in group]
+                return RolloutBatch(step, episodes, group_scored(episodes), {}, rollout_metrics(episodes))
+            await asyncio.wait([group.task for group in self.groups.values()], return_when="FIRST_COMPLETED")
+            for group in [group for group in self.groups.values() if group.task.done()]:
                 self.finished.append(self.groups.pop(group.number).task.result())
 
     def _sort_out(self, step: int) -> None:
         """Throw away what has become too old, also while it waited to be trained on."""
-        kept = [episodes for episodes in self.finished if step - self._step_of(episodes) <= self.max_staleness]
-        self.num_dropped += CHAINS * (len(self.finished) - len(kept))
-        self.finished = kept
+        fresh = [episodes for episodes in self.finished if step - self._step_of(episodes) <= self.max_staleness]
+        self.num_dropped += CHAINS * (len(self.finished) - len(fresh))
+        self.finished = fresh
 
     def _step_of(self, episodes: list[Trajectory]) -> int:
         """The step whose weights have sampled the oldest turn."""
@@ -140,9 +140,9 @@ class DropSource(AsyncSource):
         return max(step for step, version in self._first_versions if version <= oldest)
 
     def _begin(self) -> None:
-        number, self.num_begun = self.num_begun, self.num_begun + 1
-        rollout = self.source._roll_out(self.source.stream.take(1), CHAINS, f"group-{number}/", self.agent)
-        self.groups[number] = Group(number, asyncio.create_task(rollout))
+        index, self.num_begun = self.num_begun, self.num_begun + 1
+        rollout = self.source._roll_out(self.source.stream.take(1), CHAINS, f"group-{index}/", self.agent)
+        self.groups[index] = Group(index, asyncio.create_task(rollout))
 
     async def close(self) -> None:
         for group in self.groups.values():
@@ -151,7 +151,7 @@ class DropSource(AsyncSource):
 
 
 MAKE: dict[str, Callable[[OnlineSource], Any]] = {
-    "synchronous": lambda one: one,
+    "synchronous": lambda episodes: episodes,
     "wait": AsyncSource,
     "drop": DropSource,
 }
@@ -169,7 +169,7 @@ def run(kind: str, staleness: int, seed: int, steps: int) -> dict[str, float]:
     shuffled = order.sample(list(tasks), len(tasks))
     trained: list[Trajectory] = []
 
-    async def whole() -> tuple[float, int]:
+    async def run_steps() -> tuple[float, int]:
         source = MAKE[kind](OnlineSource(policy, shuffled, MathEnvironment, Agent(), settings))
         for step in range(steps):
             batch = await source.collect(step)
@@ -183,7 +183,7 @@ def run(kind: str, staleness: int, seed: int, steps: int) -> dict[str, float]:
 
     loop = SimulatedClock()
     try:
-        seconds, dropped = loop.run_until_complete(whole())
+        seconds, dropped = loop.run_until_complete(run_steps())
     finally:
         loop.close()
     calls = [calls_of(episode.task) for episode in trained]

@@ -4,7 +4,8 @@
     python benchmarks/constrained_decoding.py --model Qwen2.5-1.5B     random weights of a shape of gpu_session.py
 
 The processor time of the engine's thread per token is what a loaded machine can still measure: on a CPU the masks are
-computed by another thread beside it. Wall time per token is printed too. Medians; the cases take turns.
+computed by another thread beside it. Wall time is printed per token and per decode step: on a GPU a step with fewer
+requests takes as long, and replies of one form end earlier than those of another. Medians; the cases take turns.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ FORMS: dict[str, dict[str, Any] | None] = {
 def measure(
     decoder: Decoder, renderer: Renderer, form: dict[str, Any] | None, batch: int, tokens: int
 ) -> Sequence[float]:
-    """Microseconds per token of the engine's thread, and of the clock."""
+    """Microseconds per token of the engine's thread and of the clock, and microseconds per step of the clock."""
     engine = LocalEngine(decoder, renderer, max_batch=batch)
     decode, spent, rows = engine.runner.decode, 0.0, 0
 
@@ -76,8 +77,8 @@ def measure(
 
     started = time.perf_counter()
     count = sum(len(reply.ids) for reply in asyncio.run(run()))
-    steps = engine.settings.steps_per_decode if form is None else 1
-    return spent / (rows * steps) * 1e6, (time.perf_counter() - started) / count * 1e6
+    seconds, steps = time.perf_counter() - started, engine.settings.steps_per_decode if form is None else 1
+    return spent / (rows * steps) * 1e6, seconds / count * 1e6, seconds / engine.stats.decode_steps * 1e6
 
 
 def main() -> None:
@@ -109,9 +110,12 @@ def main() -> None:
         name: [statistics.median(column) for column in zip(*rows, strict=True)]
         for name, rows in seconds_by_form.items()
     }
-    for name, (thread, wall) in medians.items():
-        more = f"{thread / medians['free'][0] - 1:+.1%} and {wall / medians['free'][1] - 1:+.1%} against free"
-        print(f"{name:7} {thread:8.1f} µs per token of the engine's thread, {wall:8.1f} of the clock ({more})")
+    for name, (thread, wall, step) in medians.items():
+        more = ", ".join(f"{a / b - 1:+.1%}" for a, b in zip(medians[name], medians["free"], strict=True))
+        print(
+            f"{name:7} {thread:8.1f} µs per token of the engine's thread, {wall:8.1f} of the clock, "
+            f"{step:8.1f} per step of the clock ({more} against free)"
+        )
     if args.out is not None:
         args.out.write_text(
             json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **medians}, indent=1) + "\n"

@@ -101,19 +101,24 @@ def against_generate(name: str, repeats: int) -> dict[str, object]:
         await engine.close()
         return seconds
 
-    ours = asyncio.run(timed())
+    practicum_seconds = asyncio.run(timed())
     generate_seconds(
         loaded.model, [replace(r, sampling=replace(r.sampling, max_tokens=4)) for r in requests[:8]], CORES
     )
-    theirs = {n: [generate_seconds(loaded.model, requests, n) for _ in range(repeats)] for n in sorted({1, CORES})}
-    best = min(statistics.median(times) for times in theirs.values())
+    generate_times = {
+        n: [generate_seconds(loaded.model, requests, n) for _ in range(repeats)] for n in sorted({1, CORES})
+    }
+    best = min(statistics.median(times) for times in generate_times.values())
     return {
         "case": f"{name}, 64 requests, replies of 4–{LONGEST[name]} tokens (log-uniform)",
         "tokens": tokens,
-        "practicum tok/s": tokens / statistics.median(ours),
+        "practicum tok/s": tokens / statistics.median(practicum_seconds),
         "transformers tok/s": tokens / best,
-        "ratio": best / statistics.median(ours),
-        "seconds": {"practicum": ours, **{f"transformers, {n} threads": t for n, t in theirs.items()}},
+        "ratio": best / statistics.median(practicum_seconds),
+        "seconds": {
+            "practicum": practicum_seconds,
+            **{f"transformers, {n} threads": t for n, t in generate_times.items()},
+        },
     }
 
 

@@ -45,7 +45,7 @@ class Watch:
     samples: list[dict[str, float]] = field(default_factory=list)
 
 
-async def play(watch: Watch, slot: int, name: str, tasks: list[Any], think: float, end: float) -> None:
+async def run_slot(watch: Watch, slot: int, name: str, tasks: list[Any], think: float, end: float) -> None:
     """Run one episode after the other in one slot until the time is over."""
     for index in itertools.count(slot):
         if time.monotonic() > end:
@@ -88,24 +88,24 @@ async def soak(seconds: float, names: tuple[str, ...], num_slots: int, think: fl
     end = started + seconds
     named = [names[slot % len(names)] for slot in range(num_slots)]
     watch.moved = dict.fromkeys(range(num_slots), started)
-    playing = [asyncio.create_task(play(watch, n, name, tasks[name], think, end)) for n, name in enumerate(named)]
+    playing = [asyncio.create_task(run_slot(watch, n, name, tasks[name], think, end)) for n, name in enumerate(named)]
     await look(watch, started, end)
     _, pending = await asyncio.wait(playing, timeout=STILL)  # a step that was under way may still come back
     watch.stuck = max(watch.stuck, len(pending))
-    for one in pending:
-        one.cancel()
+    for task in pending:
+        task.cancel()
     await asyncio.gather(*playing, return_exceptions=True)
     close_pools()
     await asyncio.sleep(1.0)
     return summarize(watch, seconds, num_slots, think, len(set(descendants()) - before))
 
 
-def summarize(watch: Watch, seconds: float, num_slots: int, think: float, left: int) -> dict[str, Any]:
+def summarize(watch: Watch, seconds: float, num_slots: int, think: float, num_left: int) -> dict[str, Any]:
     third = len(watch.samples) // 3
     middle = statistics.mean(sample["megabytes"] for sample in watch.samples[third : 2 * third])
-    late = statistics.mean(sample["megabytes"] for sample in watch.samples[2 * third :])
-    growth = late / middle - 1
-    reached = growth < GROWTH and not watch.faults and not watch.stuck and not left
+    last_mean = statistics.mean(sample["megabytes"] for sample in watch.samples[2 * third :])
+    growth = last_mean / middle - 1
+    passed = growth < GROWTH and not watch.faults and not watch.stuck and not num_left
     minutes = by_minute(watch.samples)
     for row in minutes:
         print(
@@ -114,17 +114,17 @@ def summarize(watch: Watch, seconds: float, num_slots: int, think: float, left: 
             flush=True,
         )
     print(f"soak: {seconds:.0f} s, {num_slots} slots, {sum(watch.counts.values())} episodes, {watch.steps} steps, "
-          f"{sum(watch.faults.values())} failed, {watch.stuck} stuck, {left} processes left; longest episode "
-          f"{max(watch.lasted, default=0.0):.0f} s; memory {middle:.0f} MB in the second third, {late:.0f} MB in the "
-          f"last ({growth:+.1%}){'' if reached else '  NOT REACHED'}", flush=True)  # fmt: skip
+          f"{sum(watch.faults.values())} failed, {watch.stuck} stuck, {num_left} processes left; longest episode "
+          f"{max(watch.lasted, default=0.0):.0f} s; memory {middle:.0f} MB in the second third, {last_mean:.0f} MB in "
+          f"the last ({growth:+.1%}){'' if passed else '  NOT REACHED'}", flush=True)  # fmt: skip
     for fault, count in watch.faults.most_common(5):
         print(f"  {count} x {fault}", flush=True)
     return {"seconds": seconds, "slots": num_slots, "think": think,
             "episodes": dict(watch.counts), "steps": watch.steps,
-            "failed": dict(watch.faults), "stuck": watch.stuck, "processes_left": left,
+            "failed": dict(watch.faults), "stuck": watch.stuck, "processes_left": num_left,
             "longest_episode": max(watch.lasted, default=0.0), "median_episode": statistics.median(watch.lasted or [0]),
-            "memory_mb": {"second_third": middle, "last_third": late, "growth": growth}, "minutes": minutes,
-            "reached": reached}  # fmt: skip
+            "memory_mb": {"second_third": middle, "last_third": last_mean, "growth": growth}, "minutes": minutes,
+            "reached": passed}  # fmt: skip
 
 
 def by_minute(samples: list[dict[str, float]]) -> list[dict[str, float]]:

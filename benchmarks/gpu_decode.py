@@ -67,46 +67,46 @@ def make_pages(shape: dict[str, Any], rows: int, tokens: int, layout: str, shuff
     stride = memory.stride(0 if by_page else 1)
     table = ((order + 1) * stride // OFFSET_UNIT).view(rows, per_row).to(DEVICE)
     first = (memory[0, layer] if by_page else memory[layer, 0] for layer in range(layers))
-    return [LayerPages(one[0], one[1], table, per_row * PAGE_TOKENS) for one in first]
+    return [LayerPages(blocks[0], blocks[1], table, per_row * PAGE_TOKENS) for blocks in first]
 
 
-def milliseconds(work: Callable[[], Any]) -> float:
+def milliseconds(function: Callable[[], Any]) -> float:
     """The time of work in a captured graph."""
-    work()
+    function()
     if not ON_GPU:
-        begun = time.perf_counter()
-        work()
-        return 1000 * (time.perf_counter() - begun)
+        started = time.perf_counter()
+        function()
+        return 1000 * (time.perf_counter() - started)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        kept = work()  # outputs that are kept have places of their own, so that no write hides in the cache
+        kept_outputs = function()  # outputs that are kept have places of their own, so that no write hides in the cache
     times = []
     for _ in range(NUM_REPEATS):
-        begun, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begun.record()
+        started, ended = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        started.record()
         graph.replay()
         ended.record()
         ended.synchronize()
-        times.append(begun.elapsed_time(ended))
-    del kept
+        times.append(started.elapsed_time(ended))
+    del kept_outputs
     return statistics.median(times)
 
 
 def variants(
-    module: Any, settings: tuple[tuple[int, ...], ...], work: Callable[[], list[torch.Tensor]]
+    module: Any, settings: tuple[tuple[int, ...], ...], function: Callable[[], list[torch.Tensor]]
 ) -> dict[str, Any]:
     """Milliseconds of each number of warps, stages and programs, and whether the bits are those of the present ones."""
     names = ("ATTEND_WARPS", "ATTEND_STAGES", "TARGET_PROGRAMS")[: len(settings[0])]
-    present, times, expected = [getattr(module, name) for name in names], {}, work()[0].clone()
+    present, times, expected = [getattr(module, name) for name in names], {}, function()[0].clone()
     for values in settings:
         for name, value in zip(names, values, strict=True):
             setattr(module, name, value)
         words = ("warps", "stages", "programs")
         title = ", ".join(f"{value} {what}" for value, what in zip(values, words, strict=False))
         try:
-            same = torch.equal(work()[0], expected)
-            times[title] = {"ms": milliseconds(work), "same bits": same}
+            same = torch.equal(function()[0], expected)
+            times[title] = {"ms": milliseconds(function), "same bits": same}
         except Exception as error:
             times[title] = {"error": f"{type(error).__name__}: {error}"[:300]}
     for name, value in zip(names, present, strict=True):
@@ -126,17 +126,17 @@ def kernels(name: str, cell: tuple[int, int, int], shape: dict[str, Any], record
                 torch.cuda.empty_cache()
             layers = make_pages(shape, rows, prompt + new, layout, shuffled)
 
-            def work(layers: list[LayerPages] = layers) -> list[torch.Tensor]:
+            def run_layers(layers: list[LayerPages] = layers) -> list[torch.Tensor]:
                 return [decode_attention.attend(query, kv, slots, positions) for kv in layers]
 
             all_variants = layout == LAYOUTS[0] and not shuffled
             nbytes = 2 * rows * (prompt + new // 2) * shape["num_key_value_heads"] * size * 2 * len(layers)
-            times = variants(decode_attention, DECODE_VARIANTS if all_variants else DECODE_VARIANTS[:2], work)
+            times = variants(decode_attention, DECODE_VARIANTS if all_variants else DECODE_VARIANTS[:2], run_layers)
             record(kernel="decode", layout=layout, shuffled=shuffled, at_copy_speed_ms=nbytes / 4.3e9, times=times)
             if not shuffled:
                 times = prefill_times(shape, layers[:4], prompt, PREFILL_VARIANTS if all_variants else ((4, 2),))
                 record(kernel="prefill of 4 layers", layout=layout, times=times)
-            del layers, work
+            del layers, run_layers
 
 
 def prefill_times(
@@ -144,8 +144,8 @@ def prefill_times(
 ) -> dict[str, Any]:
     heads, kv_heads = shape["num_attention_heads"], shape["num_key_value_heads"]
     prompts = [(slot, list(range(prompt)), 0) for slot in range(min(32768 // prompt, len(layers[0].table)))]
-    numbers, *sizes = prefill_attention.pack(prompts)
-    packed = prefill_attention.unpack(numbers.to(DEVICE), *sizes)
+    indices, *sizes = prefill_attention.pack(prompts)
+    packed = prefill_attention.unpack(indices.to(DEVICE), *sizes)
     width = (heads + 2 * kv_heads) * layers[0].head_size
     joined = torch.randn(len(packed.ids), width, device=DEVICE).to(DTYPE)
     return variants(
@@ -177,17 +177,17 @@ def engine(name: str, cell: tuple[int, int, int], shape: dict[str, Any], record:
             engine_leg.LocalEngine = before  # type: ignore[misc]
 
     async def profiled() -> dict[str, Any]:
-        one = LocalEngine(Decoder(model), make_renderer(), max_batch=batch)
+        engine_ = LocalEngine(Decoder(model), make_renderer(), max_batch=batch)
 
         async def do() -> None:
-            one.weights_changed(one.stats.generated + 1)
-            await asyncio.gather(*map(one.generate, make_requests(size, batch, 1, 0, False)))
+            engine_.weights_changed(engine_.stats.generated + 1)
+            await asyncio.gather(*map(engine_.generate, make_requests(size, batch, 1, 0, False)))
 
         try:
             await do()
             return await on_gpu(size, do)
         finally:
-            await one.close()
+            await engine_.close()
 
     forget_peak(size)
     record(profile=asyncio.run(profiled()))
@@ -203,8 +203,8 @@ def main() -> None:
     args = parser.parse_args()
     clock, rows = Clock(args.seconds / 60), list[dict[str, Any]]()
     for part in args.only.split(","):
-        for number in args.cells.split(","):
-            name = f"Qwen2.5-{number}"
+        for cell_name in args.cells.split(","):
+            name = f"Qwen2.5-{cell_name}"
             cell, shape = (CELLS[name], SHAPES[name]) if not args.tiny else ((2, 66, 4), TINY_SHAPE)
 
             def record(part: str = part, name: str = name, cell: tuple[int, int, int] = cell, **row: Any) -> None:

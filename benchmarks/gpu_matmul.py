@@ -98,15 +98,15 @@ def split_matmul(x: Tensor, weight: Tensor, tile: tuple[int, int, int, int], num
 def check() -> None:
     """Both kernels against float64, and a row of the split sums in batches of other sizes."""
     torch.manual_seed(0)
-    weight, many = torch.randn(64, 512) * 0.05, torch.randn(40, 512)
-    exact = F.linear(many.double(), weight.double())
+    weight, x = torch.randn(64, 512) * 0.05, torch.randn(40, 512)
+    exact = F.linear(x.double(), weight.double())
     tile = (16, 16, 64, 2)
-    torch.testing.assert_close(narrow_matmul(many, weight, tile).double(), exact, rtol=0, atol=1e-5)
-    result = split_matmul(many, weight, tile, 4)
+    torch.testing.assert_close(narrow_matmul(x, weight, tile).double(), exact, rtol=0, atol=1e-5)
+    result = split_matmul(x, weight, tile, 4)
     torch.testing.assert_close(result.double(), exact, rtol=0, atol=1e-5)
     for rows in (3, 16, 33):
-        assert torch.equal(split_matmul(many[:rows].contiguous(), weight, tile, 4), result[:rows]), rows
-    pieces = sum((F.linear(many[:, a : a + 128], weight[:, a : a + 128]) for a in range(0, 512, 128)), torch.zeros(1))
+        assert torch.equal(split_matmul(x[:rows].contiguous(), weight, tile, 4), result[:rows]), rows
+    pieces = sum((F.linear(x[:, a : a + 128], weight[:, a : a + 128]) for a in range(0, 512, 128)), torch.zeros(1))
     torch.testing.assert_close(result, pieces, rtol=0, atol=2e-6)
     print("both kernels give the right numbers")
 
@@ -135,12 +135,12 @@ def measure(name: str, rows: int) -> dict[str, Any]:
     size, width = SHAPES[name]
     torch.manual_seed(0)
     weights = [torch.randn(width, size, device="cuda").to(torch.bfloat16) * 0.02 for _ in range(LAYERS)]
-    many = torch.randn(4096, size, device="cuda").to(torch.bfloat16)
-    x = many[:rows].contiguous()
+    many_rows = torch.randn(4096, size, device="cuda").to(torch.bfloat16)
+    x = many_rows[:rows].contiguous()
     loader.set_batch_invariant_matmul(False)
     split = microseconds(F.linear, x, weights)
     loader.set_batch_invariant_matmul()
-    unsplit, expected = microseconds(F.linear, x, weights), F.linear(many, weights[0])[:rows]
+    unsplit, expected = microseconds(F.linear, x, weights), F.linear(many_rows, weights[0])[:rows]
     exact = F.linear(x.double(), weights[0].double())
     result = {"shape": name, "rows": rows, "cuBLAS split": split, "cuBLAS not split": unsplit}
     tiles = [tile for tile in TILES + (LARGE_TILES if rows > 64 else []) if not (size % tile[2] or width % tile[1])]
@@ -150,8 +150,8 @@ def measure(name: str, rows: int) -> dict[str, Any]:
         for num_parts in PARTS:
             if size % (num_parts * tile[2]) == 0:
                 product = functools.partial(split_matmul, tile=tile, num_parts=num_parts)
-                own = product(many, weights[0])[:rows]
-                _keep_best(result, f"split {num_parts}", {"tile": tile}, product, x, weights, own, exact)
+                product_of_all = product(many_rows, weights[0])[:rows]
+                _keep_best(result, f"split {num_parts}", {"tile": tile}, product, x, weights, product_of_all, exact)
     return result
 
 
@@ -160,9 +160,9 @@ def _keep_best(
     expected: Tensor, exact: Tensor,
 ) -> None:  # fmt: skip
     """Measure one kernel; keep it where it is the fastest of its kind so far whose bits are those expected."""
-    found = product(x, weights[0])
-    figures |= {"us": microseconds(product, x, weights), "same bits": torch.equal(found, expected),
-                "error": float((found.double() - exact).norm() / exact.norm())}  # fmt: skip
+    actual = product(x, weights[0])
+    figures |= {"us": microseconds(product, x, weights), "same bits": torch.equal(actual, expected),
+                "error": float((actual.double() - exact).norm() / exact.norm())}  # fmt: skip
     best = result.get(kind)
     if best is None or (figures["same bits"], -figures["us"]) > (best["same bits"], -best["us"]):
         result[kind] = figures

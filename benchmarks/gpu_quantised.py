@@ -99,17 +99,20 @@ def commands(record: Record, folder: Path, kind: str, key: str, args: argparse.N
     model, math = ["--model", args.model], ["--env", "math", "--env-arg", "levels=[1]", "--max-tokens", "48"]
     quantised = f"model.{key}=true"
     sft, dpo = str(folder / f"sft-{kind}"), str(folder / f"dpo-{kind}")
-    shown, rows = ["--episodes", str(folder / "shown")], ["data.dataset_path=" + str(folder / "pairs.jsonl")]
+    demonstration_flags, rows = (
+        ["--episodes", str(folder / "shown")],
+        ["data.dataset_path=" + str(folder / "pairs.jsonl")],
+    )
     policy = ["--policy", f"{sft}/model" if "sft" in args.only else args.model, "--dtype", kind]
     arguments = {
-        "sft": [*shown, *model, "--out", sft, *STEPS, quantised],
+        "sft": [*demonstration_flags, *model, "--out", sft, *STEPS, quantised],
         "dpo": [*rows, *model, "--out", dpo, *STEPS, quantised],
         "collect": [*math, *policy, "--tasks", "16", "--out", str(folder / f"collected-{kind}")],
         "eval": [*math, *policy, "--tasks", "32"],
     }
-    for name, own in arguments.items():
+    for name, case_arguments in arguments.items():
         if name in args.only:
-            command(record, kind, name, name, *own)
+            command(record, kind, name, name, *case_arguments)
 
 
 def main() -> None:

@@ -118,38 +118,38 @@ def measure(size: Any, model: Any, renderer: Any, batch: int) -> dict[str, Any]:
 
     decoder = Decoder(model)
     engine = LocalEngine(decoder, renderer, max_batch=batch)
-    asked = make_requests(size, batch, 1, 0, False)
+    requests = make_requests(size, batch, 1, 0, False)
 
     async def run() -> list[tuple[dict[str, float], list[Any]]]:
-        found, stats = [], engine.stats
-        for number in range(NUM_RUNS):
-            engine.weights_changed(number + 1)
+        runs, stats = [], engine.stats
+        for index in range(NUM_RUNS):
+            engine.weights_changed(index + 1)
             synchronise(size)
             before = (stats.decode_seconds, stats.prefill_seconds)
-            begun = time.perf_counter()
-            replies = list(await asyncio.gather(*map(engine.generate, asked)))
-            seconds = time.perf_counter() - begun
+            started = time.perf_counter()
+            replies = list(await asyncio.gather(*map(engine.generate, requests)))
+            seconds = time.perf_counter() - started
             parts = {"decode": stats.decode_seconds - before[0], "prefill": stats.prefill_seconds - before[1]}
-            found.append(({"seconds": seconds, **parts}, replies))
+            runs.append(({"seconds": seconds, **parts}, replies))
         await engine.close()
-        return found
+        return runs
 
     (_, first), *later = asyncio.run(run())
     assert isinstance(engine.runner, CudaRunner)
     last = later[-1][1]
     tokens = sum(len(reply.ids) for reply in last)
     seconds = statistics.mean(times["seconds"] for times, _ in later)
-    known = [(one.ids, one.logprobs) for one in first]
-    same = all([(one.ids, one.logprobs) for one in replies] == known for _, replies in later)
+    first_replies = [(reply.ids, reply.logprobs) for reply in first]
+    same = all([(reply.ids, reply.logprobs) for reply in replies] == first_replies for _, replies in later)
     products = {str(key): times for key, times in engine.runner.products.microseconds.items()}
     return {
         "tokens/s": tokens / seconds, "runs": [times for times, _ in later], "same": same,
-        "mismatch": mismatch(decoder, asked[:NUM_COMPARED], last[:NUM_COMPARED]),
+        "mismatch": mismatch(decoder, requests[:NUM_COMPARED], last[:NUM_COMPARED]),
         "KV GiB": gib(engine.kv_cache.num_bytes), "peak GiB": gib(peak_bytes(size)), "products": products,
     }  # fmt: skip
 
 
-def mismatch(decoder: Any, asked: Sequence[Any], replies: Sequence[Any]) -> dict[str, float]:
+def mismatch(decoder: Any, requests: Sequence[Any], replies: Sequence[Any]) -> dict[str, float]:
     """How far the learner's log-probs are from those that the engine reported: mean and maximum."""
     import numpy as np
     import torch
@@ -158,13 +158,16 @@ def mismatch(decoder: Any, asked: Sequence[Any], replies: Sequence[Any]) -> dict
     from practicum.training.objective import compute_logprobs
 
     samples = []
-    for one, reply in zip(asked, replies, strict=True):
-        ids = (*one.ids, *reply.ids)
-        nothing = np.zeros(len(ids), dtype=np.float32)
-        samples.append(Sample(ids, np.arange(len(ids)) >= len(one.ids), nothing, nothing, nothing, 1.0))
-    known = torch.cat([found.cpu() for found in compute_logprobs(decoder, samples, MicroBatchLimits(8192))])
-    said = torch.tensor([value for reply in replies for value in reply.logprobs])
-    return {"mean": float((known - said).abs().mean()), "max": float((known - said).abs().max())}
+    for request, reply in zip(requests, replies, strict=True):
+        ids = (*request.ids, *reply.ids)
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        samples.append(Sample(ids, np.arange(len(ids)) >= len(request.ids), zeros, zeros, zeros, 1.0))
+    learner_logprobs = torch.cat([part.cpu() for part in compute_logprobs(decoder, samples, MicroBatchLimits(8192))])
+    engine_logprobs = torch.tensor([value for reply in replies for value in reply.logprobs])
+    return {
+        "mean": float((learner_logprobs - engine_logprobs).abs().mean()),
+        "max": float((learner_logprobs - engine_logprobs).abs().max()),
+    }
 
 
 def memory(out: Path) -> None:
@@ -177,22 +180,22 @@ def memory(out: Path) -> None:
     size = Size(shape=QWEN3_4B, prompt=7872, new=128)
     forget_peak(size)
     engine = LocalEngine(Decoder(make_wide_model(QWEN3_4B, size)), make_renderer(), max_batch=256, kv_bytes=80 << 30)
-    asked, finished, begun = make_requests(size, 256, 1, 0, False), [], time.perf_counter()
+    requests, finished, started = make_requests(size, 256, 1, 0, False), [], time.perf_counter()
 
     def write() -> None:
         record = {
-            "finished": len(finished), "of": len(asked), "seconds": time.perf_counter() - begun,
+            "finished": len(finished), "of": len(requests), "seconds": time.perf_counter() - started,
             "KV GiB": gib(engine.kv_cache.num_bytes), "peak GiB": gib(peak_bytes(size)),
             "preempted": engine.stats.preempted, "prefilled": engine.stats.prefilled,
         }  # fmt: skip
         out.write_text(json.dumps(record, indent=1) + "\n")
         print(json.dumps(record), flush=True)
 
-    async def one(request: Any) -> None:
+    async def generate(request: Any) -> None:
         finished.append(await engine.generate(request))
 
     async def run() -> None:
-        tasks = [asyncio.create_task(one(request)) for request in asked]
+        tasks = [asyncio.create_task(generate(request)) for request in requests]
         while any(not task.done() for task in tasks):
             await asyncio.wait(tasks, timeout=10)
             write()

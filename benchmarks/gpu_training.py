@@ -118,11 +118,11 @@ def agent_of(config: TrainConfig, components: build.RunComponents, temperature: 
 
 async def train_sft_model(case: Case, config: TrainConfig, folder: Path, seed: int, clock: Clock) -> None:
     """Train the SFT model; `sft_cost.json` beside its weights says what it took."""
-    started, where, components = clock.seconds, settings.find_device(config), build.build_components(config)
-    loaded = loader.load(case.model, where.dtype, where.device)
+    started, device, components = clock.seconds, settings.find_device(config), build.build_components(config)
+    loaded = loader.load(case.model, device.dtype, device.device)
     if case.lora_rank:
         loaded = lora.add_adapter(loaded, lora.LoRASettings(case.lora_rank, 2 * case.lora_rank), seed)
-    policy = TrainablePolicy(loaded, config.agent.template, max_batch=where.batch_size)
+    policy = TrainablePolicy(loaded, config.agent.template, max_batch=device.batch_size)
     agent = agent_of(config, components, 1.0)
     engine = ScriptedEngine.of("expert", components.environment, make_format(agent.format), policy.renderer)
     tasks = components.environment.tasks("train", case.demonstrations, 1000 * seed + 1)
@@ -340,20 +340,20 @@ def run_cases(
     out.mkdir(parents=True, exist_ok=True)
     record: dict[str, Any] = {}
     all_cases = TINY if tiny else CASES
-    for number, name in enumerate(names):
-        share = clock.left / (len(names) - number)
+    for index, name in enumerate(names):
+        share = clock.left / (len(names) - index)
         if share < EVALUATION_SECONDS:
             errors[name] = "not begun: the time is up"
         else:
-            own = ["--case", name, "--out", str(out), "--seed", str(seed), "--minutes", f"{share / 60:.3f}"]
-            errors[name] = run_process([*own, *(["--tiny"] if tiny else []), *words], share + GRACE_SECONDS)
+            case_flags = ["--case", name, "--out", str(out), "--seed", str(seed), "--minutes", f"{share / 60:.3f}"]
+            errors[name] = run_process([*case_flags, *(["--tiny"] if tiny else []), *words], share + GRACE_SECONDS)
         if errors[name]:
             clock.say(f"{name}: {errors[name]}")
         record = {
             "seed": seed, "seconds": clock.seconds,
             "device": loader.resolve_device().describe(), "torch": torch.__version__,
             "date": time.strftime("%Y-%m-%d"), "errors": {key: text for key, text in errors.items() if text},
-            "cases": {one: read_results(out / one) for one in all_cases if (out / one).is_dir()},
+            "cases": {case: read_results(out / case) for case in all_cases if (out / case).is_dir()},
         }  # fmt: skip
         (out / "gpu_training.json").write_text(json.dumps(record, indent=1) + "\n")
         if packed is not None and (out / name).is_dir():

@@ -3,7 +3,7 @@
     python benchmarks/htdag.py [--model tiny] [--out runs/htdag] [--figures docs/images] [KEY=VALUE ...]
 
 Every stage is a command of `practicum`, printed before it runs; KEY=VALUE are further keys of `practicum train`. A
-stage that is done is not done again; SFT and training go on from their last checkpoints. The planner learns from
+stage that is done is not done again; SFT and training continue from their last checkpoints. The planner learns from
 training and validation requests alone; the panel of 100 requests and a larger one, both of held-out templates, are
 looked at once, at the end.
 """
@@ -200,19 +200,19 @@ def print_tables(record: Mapping[str, Any]) -> None:
     for policy, panels in record["policies"].items():
         cells = [policy]
         for name in ("panel", "larger"):
-            one = panels[name]
-            limits = f"[{100 * one['success_low']:.0f}, {100 * one['success_high']:.0f}]"
-            cells.append(f"{100 * one['success_rate']:.1f} % {limits}")
-        one = panels["larger"]
-        cells += [f"{100 * one['mean_waste']:.1f} %", f"{100 * one['cycle_error_rate']:.1f} %"]
-        rows.append([*cells, f"{one['mean_reward']:.2f}"])
-    number = record["policies"]["expert"]["larger"]["total_tasks"]
-    print(table(["policy", "panel of 100", f"{number} requests", "waste", "cycles", "reward"], rows))
+            panel = panels[name]
+            limits = f"[{100 * panel['success_low']:.0f}, {100 * panel['success_high']:.0f}]"
+            cells.append(f"{100 * panel['success_rate']:.1f} % {limits}")
+        panel = panels["larger"]
+        cells += [f"{100 * panel['mean_waste']:.1f} %", f"{100 * panel['cycle_error_rate']:.1f} %"]
+        rows.append([*cells, f"{panel['mean_reward']:.2f}"])
+    num_tasks = record["policies"]["expert"]["larger"]["total_tasks"]
+    print(table(["policy", "panel of 100", f"{num_tasks} requests", "waste", "cycles", "reward"], rows))
     times = [
-        [name, f"{one['minutes']:.1f} min", f"{one['processor_minutes']:.1f} min", BUDGETS[name]]
-        for name, one in record["stages"].items()
+        [name, f"{stage['minutes']:.1f} min", f"{stage['processor_minutes']:.1f} min", BUDGETS[name]]
+        for name, stage in record["stages"].items()
     ]
-    total = [sum(one[key] for one in record["stages"].values()) for key in ("minutes", "processor_minutes")]
+    total = [sum(stage[key] for stage in record["stages"].values()) for key in ("minutes", "processor_minutes")]
     times.append(["together", *(f"{value:.1f} min" for value in total), "one week"])
     print(table(["stage", "time", "processor time", "HTDAG's budget"], times))
 
@@ -221,7 +221,7 @@ def draw_figures(plan: Plan, folder: Path) -> None:
     """Draw the curve of validations, and one request as the SFT model and the trained one plan it."""
     draw_curve(read_curve(plan.rl / "metrics.jsonl"), folder / "htdag-curve.svg")
     before, after = (results_of(plan, policy) for policy in ("sft", "trained"))
-    solved = [task_id for task_id, one in after.items() if one.success and not before[task_id].success]
+    solved = [task_id for task_id, result in after.items() if result.success and not before[task_id].success]
     request = (after[solved[0]] if solved else next(iter(after.values()))).task_description
     for name, run in (("before", plan.sft), ("after", plan.rl)):
         dag = asyncio.run(planned(run, request))
@@ -253,7 +253,7 @@ def draw_curve(rows: Sequence[Mapping[str, float]], path: Path) -> None:
 
 def results_of(plan: Plan, policy: str) -> dict[str, PlanResult]:
     content = json.loads((plan.out / "panel" / f"{policy}_results.json").read_text())
-    return {one["task_id"]: PlanResult(**one) for one in content["individual_results"]}
+    return {row["task_id"]: PlanResult(**row) for row in content["individual_results"]}
 
 
 async def planned(run: Path, request: str) -> TaskDAG:

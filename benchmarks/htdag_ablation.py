@@ -59,7 +59,7 @@ def last_turn(groups: Groups, settings: EstimatorSettings) -> Advantages:
     everywhere = ESTIMATORS["grpo"].function(groups, settings).advantages
     return Advantages(
         [
-            [np.where(one.turns == one.turns.max(), row, 0.0) for one, row in zip(group, rows, strict=True)]
+            [np.where(sample.turns == sample.turns.max(), row, 0.0) for sample, row in zip(group, rows, strict=True)]
             for group, rows in zip(groups, everywhere, strict=True)
         ]
     )
@@ -112,7 +112,7 @@ def read_all(out: Path) -> dict[str, dict[int, EvalResult]]:
 def mean_by_task(results: Mapping[int, EvalResult]) -> dict[str, float]:
     """Return for every request the share of seeds whose model solves it."""
     flags = [result.success_by_task() for result in results.values()]
-    return {task: sum(one[task] for one in flags) / len(flags) for task in flags[0]}
+    return {task: sum(results[task] for results in flags) / len(flags) for task in flags[0]}
 
 
 def difference(first: Mapping[str, float], second: Mapping[str, float], clusters: Mapping[str, str]) -> MetricDelta:
@@ -121,30 +121,30 @@ def difference(first: Mapping[str, float], second: Mapping[str, float], clusters
 
 def lines(out: Path) -> Iterator[str]:
     """Yield the table, and write the figures."""
-    found, start = read_all(out), read_result(out / f"{START}.json")
+    runs, start = read_all(out), read_result(out / f"{START}.json")
     base, clusters = start.success_by_task(), start.clusters
     names = list(base)
-    own = rate_interval([base[task] for task in names], [clusters[task] for task in names])
-    flow = mean_by_task(found["flow_grpo"])
+    base_rate = rate_interval([base[task] for task in names], [clusters[task] for task in names])
+    flow = mean_by_task(runs["flow_grpo"])
     record: dict[str, object] = {"start": start.success_rate, "requests": len(base), "rows": {}}
     yield (
         "| credit | "
-        + " | ".join(f"seed {seed}" for seed in found["flow_grpo"])
+        + " | ".join(f"seed {seed}" for seed in runs["flow_grpo"])
         + " | mean | over the start | against Flow-GRPO |"
     )
-    yield "|---|" + "---|" * (len(found["flow_grpo"]) + 3)
-    no_seeds = " | ".join(["–"] * len(found["flow_grpo"]))
-    limits = f"[{100 * own.low:.1f}, {100 * own.high:.1f}]"
+    yield "|---|" + "---|" * (len(runs["flow_grpo"]) + 3)
+    no_seeds = " | ".join(["–"] * len(runs["flow_grpo"]))
+    limits = f"[{100 * base_rate.low:.1f}, {100 * base_rate.high:.1f}]"
     yield f"| start (SFT) | {no_seeds} | {100 * start.success_rate:.1f} % {limits} | | |"
     rows: dict[str, object] = {}
-    for name, results in found.items():
+    for name, results in runs.items():
         if not results:
             continue
         mean = mean_by_task(results)
         gain, against = difference(base, mean, clusters), difference(flow, mean, clusters)
-        shown = " | ".join(f"{100 * result.success_rate:.1f} %" for result in results.values())
+        cells = " | ".join(f"{100 * result.success_rate:.1f} %" for result in results.values())
         beside = "" if name == "flow_grpo" else points(against)
-        yield f"| {name} | {shown} | {100 * sum(mean.values()) / len(mean):.1f} % | {points(gain)} | {beside} |"
+        yield f"| {name} | {cells} | {100 * sum(mean.values()) / len(mean):.1f} % | {points(gain)} | {beside} |"
         rows[name] = {
             "seeds": {seed: result.success_rate for seed, result in results.items()},
             "over_start": gain.record(),

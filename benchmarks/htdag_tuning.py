@@ -104,12 +104,12 @@ def main() -> None:
     with ThreadPoolExecutor(args.jobs) as pool:
         futures = {pool.submit(score, setting, rows, args): setting for setting in settings}
         results = {futures[future]: future.result() for future in as_completed(futures)}
-    shown = []
+    cells = []
     for setting, result in sorted(results.items(), key=lambda item: -item[1].success_rate):
         limits = result.interval(LEVEL)
         interval = f"[{100 * limits.low:.1f}, {100 * limits.high:.1f}]"
-        shown.append([setting.name, f"{100 * result.success_rate:.1f} %", interval])
-    print(table(["setting", "validation", "95 %"], shown))
+        cells.append([setting.name, f"{100 * result.success_rate:.1f} %", interval])
+    print(table(["setting", "validation", "95 %"], cells))
 
 
 if __name__ == "__main__":

@@ -202,7 +202,7 @@ def report(path: Path, name: str, rows: int, results: Sequence[Judged]) -> list[
         lines += [f"    {m.trial.task.id}, {m.trial.form}: {m.trial.answer[-60:]!r}" for m in misses[:NUM_EXAMPLES]]
     errors = collections.Counter(result.error for result in results if result.success is None)
     lines.append(f"  {'judge errors':22} {errors.total()} of {len(results)}")
-    lines += [f"    {number} × {error[:140]}" for error, number in errors.most_common(NUM_EXAMPLES)]
+    lines += [f"    {count} × {error[:140]}" for error, count in errors.most_common(NUM_EXAMPLES)]
     return lines
 
 

@@ -30,7 +30,7 @@ from practicum.engines.base import Sampling
 from practicum.environments.math import MathEnvironment
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import Panel
-from practicum.evaluation.result import EvalResult
+from practicum.evaluation.result import EvalResult, read_result
 from practicum.models import loader
 from practicum.quickstart import DEMONSTRATIONS, LEVELS, Quickstart, default_plan
 from practicum.training import build
@@ -73,12 +73,19 @@ async def evaluate(policy: TrainablePolicy, name: str, panel: Panel) -> EvalResu
     return result
 
 
-async def evaluate_model(folder: Path, name: str, panel: Panel) -> EvalResult:
-    policy = TrainablePolicy(loader.load(str(folder)), max_batch=128)
+async def evaluate_sft(out: Path, seed: int, panel: Panel, demonstrations: int = DEMONSTRATIONS) -> EvalResult:
+    """The result of the SFT model on the panel. Both are made once; the result is beside the model."""
+    model = await make_sft_model(out, seed, demonstrations)
+    path = model.parent.parent / "panel.json"
+    if path.exists() and (result := read_result(path)).panel == panel.hash:
+        return result
+    policy = TrainablePolicy(loader.load(str(model)), max_batch=128)
     try:
-        return await evaluate(policy, name, panel)
+        result = await evaluate(policy, "sft", panel)
     finally:
         await policy.close()
+    result.write(path)
+    return result
 
 
 def label(name: str) -> str:
@@ -112,20 +119,21 @@ async def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--tasks", type=int, default=400)
-    parser.add_argument("--sft-only", type=int, metavar="N", help="only train the SFT model on N demonstrations")
+    parser.add_argument("--sft-only", type=int, metavar="N", help="only the SFT model on N demonstrations")
     parser.add_argument("--jobs", type=int, default=1, help="processes of one core each (default: 1, this one)")
     parser.add_argument("--out", type=Path, default=Path("runs/learn"))
     args = parser.parse_args()
+    panel = Panel(tuple(MathEnvironment(levels=LEVELS).tasks("test", args.tasks, 1000 * args.seed)), args.seed)
     if args.sft_only:
-        await make_sft_model(args.out, args.seed, args.sft_only)
+        result = await evaluate_sft(args.out, args.seed, panel, args.sft_only)
+        print(f"SFT on {args.sft_only} demonstrations: {100 * result.success_rate:.1f} %")
         return
     if args.jobs > 1:
         common = [f"--{key}={getattr(args, key)}" for key in ("seed", "steps", "tasks", "out")]
         models = [[f"--sft-only={count}", *common] for count in (10 * DEMONSTRATIONS, DEMONSTRATIONS)]
         run_phases(__file__, [models, [[f"--only={n}", *common] for n in ENTRIES]], args.jobs, args.out / "logs")
     start = await make_sft_model(args.out, args.seed)
-    panel = Panel(tuple(MathEnvironment(levels=LEVELS).tasks("test", args.tasks, 1000 * args.seed)), args.seed)
-    before = await evaluate_model(start, "sft", panel)
+    before = await evaluate_sft(args.out, args.seed, panel)
     print(f"start: {100 * before.success_rate:.1f} % of {len(before.scored)}\n")
     print("| entry | held-out success | against the start, points [95 %] | p | minutes |\n|---|---|---|---|---|")
     rows: dict[str, dict[str, float]] = {}
@@ -144,7 +152,7 @@ async def main() -> None:
         )
     if args.only:
         return
-    more = await evaluate_model(await make_sft_model(args.out, args.seed, 10 * DEMONSTRATIONS), "sft 10x", panel)
+    more = await evaluate_sft(args.out, args.seed, panel, 10 * DEMONSTRATIONS)
     print(f"\nSFT on ten times the demonstrations: {100 * more.success_rate:.1f} %")
     record = {"start": before.summary(), "sft_10x": more.summary(), "panel": panel.hash, "steps": args.steps,
               "seed": args.seed, "rows": rows}  # fmt: skip

@@ -39,9 +39,9 @@ def page_pictures(report: Path, out: Path) -> None:
     """The first row of the report at twice the size, its views, and the same on a phone."""
     from playwright.sync_api import sync_playwright
 
-    def shown(place: str, **options: Any) -> Any:
+    def shown(fragment: str, **options: Any) -> Any:
         page = browser.new_context(**{"viewport": DESKTOP, **options}).new_page()
-        page.goto(report.resolve().as_uri() + place)
+        page.goto(report.resolve().as_uri() + fragment)
         page.wait_for_timeout(SETTLE_MS)
         page.evaluate("document.querySelector('.bar').style.position = 'static'")  # else it lies over tall parts
         return page
@@ -150,13 +150,15 @@ def terminal_picture(cast: Path, out: Path) -> None:
         for row, cells in enumerate(screen):
             line = line_svg(cells)
             if line:
-                number = terms.setdefault(line, len(terms))
-                strips.append(f'<use href="#l{number}" y="{index * height + MARGIN + (row + 0.8) * LINE_HEIGHT:.0f}"/>')
+                term_index = terms.setdefault(line, len(terms))
+                strips.append(
+                    f'<use href="#l{term_index}" y="{index * height + MARGIN + (row + 0.8) * LINE_HEIGHT:.0f}"/>'
+                )
     total, last = times[-1] + LAST_FRAME_SECONDS, (len(screens) - 1) * height
     moves = "".join(
         f"{100 * at / total:.3f}%{{transform:translateY(-{index * height}px)}}" for index, at in enumerate(times)
     )
-    lines = "".join(f'<g id="l{number}">{line}</g>' for line, number in terms.items())
+    lines = "".join(f'<g id="l{index}">{line}</g>' for line, index in terms.items())
     out.write_text(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
         f'role="img" aria-label="A recorded terminal"><style>@keyframes roll{{{moves}}}'
@@ -179,7 +181,7 @@ def main() -> None:
     elif args.kind == "terminal":
         terminal_picture(Path(first), Path(second))
     else:
-        columns, rows = (int(number) for number in first.split("x"))
+        columns, rows = (int(size) for size in first.split("x"))
         sys.exit(record(columns, rows, Path(second), rest))
 
 

@@ -310,7 +310,7 @@ def options_of_command_line() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=0.1)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--save-every", type=int, default=0, help="steps; 0 is never")
-    parser.add_argument("--start", type=Path, help="model.safetensors to go on from")
+    parser.add_argument("--start", type=Path, help="model.safetensors to continue from")
     parser.add_argument("--evaluate", type=int, default=512, help="held-out documents per kind")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)
     return parser.parse_args()

@@ -1,6 +1,6 @@
 """What Ray costs and what it brings: steps with a rollout worker against none, and two workers against one.
 
-    python benchmarks/ray_scaling.py [--repeats 2] [--steps 5] [--only overhead scaling] [--out FILE.json]
+    python benchmarks/ray_scaling.py [--rounds 3] [--steps 5] [--only overhead scaling] [--out FILE.json]
 
 * `overhead`: GRPO steps on a model of SmolLM2-135M's shape with random weights (8 tasks, 8 chains, 32 tokens, one turn,
   float32, CPU). One rollout worker has the cores to itself while it generates, as the one process has; what is left is
@@ -8,12 +8,16 @@
 * `scaling`: episodes of `tiny` in an environment that computes in Python (0.2 s of processor time each), with one
   worker and with two; the time of the rollouts. With fewer than four idle cores it says nothing.
 
-Runs alternate; the first step of each run, which starts workers and engines, is not counted. Medians over the rest.
+A round is a run with either number of workers, in turn the one and the other first. The first step of a run, which
+starts workers and engines, is not counted; of the others the median is. The result is the median of the rounds'
+ratios, so that a machine that is slower for a while does not count for one side only. Processor time per step is that
+of all processes of a run, Ray's own too. With `--out FILE` that exists, its rounds are kept and more are added.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
@@ -28,6 +32,7 @@ HERE = Path(__file__).absolute()
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
+import psutil
 from tests.training.cluster.lowercase_replies import LowercaseReplies
 
 from practicum.environment import Step
@@ -92,54 +97,87 @@ CASES: dict[str, tuple[Any, tuple[int, int], str]] = {
 """By case: the command, the two numbers of workers, and the time that is compared."""
 
 
-def run(case: str, folder: Path, repeat: int, steps: int, num_workers: int) -> list[float]:
-    """Train once; returns the times of all steps but the first."""
+def processor_seconds(root: psutil.Process, seconds: dict[int, float]) -> float:
+    """Processor time of a process and all below it so far; `seconds` has those that have ended too."""
+    with contextlib.suppress(psutil.Error):
+        for process in [root, *root.children(recursive=True)]:
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                seconds[process.pid] = times.user + times.system
+    return sum(seconds.values())
+
+
+def run(case: str, folder: Path, number: int, steps: int, num_workers: int) -> dict[str, Any]:
+    """Train once; the seconds of all steps but the first, and processor seconds per step."""
     make, _, metric = CASES[case]
-    name = f"{case}-{num_workers}-{repeat}"
+    name = f"{case}-{num_workers}-{number}"
     env = {
         **os.environ, "RAY_ADDRESS": "local",
         "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}:{os.environ.get('PYTHONPATH', '')}",
     }  # fmt: skip
-    done = subprocess.run(make(folder, name, steps, num_workers), env=env, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        raise SystemExit(f"{name} failed:\n{done.stdout[-3000:]}{done.stderr[-3000:]}")
-    lines = (folder / "practicum" / name / "timing.jsonl").read_text().splitlines()
-    return [json.loads(line)[metric] for line in lines[1:]]
+    timing = folder / "practicum" / name / "timing.jsonl"
+    seconds: dict[int, float] = {}
+    marks: list[float] = []
+    with (folder / f"{name}.log").open("wb") as log:
+        started = subprocess.Popen(make(folder, name, steps, num_workers), env=env, cwd=folder, stdout=log, stderr=log)
+        root = psutil.Process(started.pid)
+        while started.poll() is None:
+            now = processor_seconds(root, seconds)
+            done = len(timing.read_text().splitlines()) if timing.is_file() else 0
+            marks += [now] * (done - len(marks))
+            time.sleep(0.1)
+    if started.returncode:
+        raise SystemExit(f"{name} failed:\n{(folder / f'{name}.log').read_text()[-3000:]}")
+    values = [json.loads(line)[metric] for line in timing.read_text().splitlines()[1:]]
+    return {
+        "seconds": [round(value, 4) for value in values],
+        "processor_seconds": round((marks[-1] - marks[0]) / (len(marks) - 1), 4) if len(marks) > 1 else None,
+    }
 
 
-def measure(case: str, folder: Path, steps: int, repeats: int) -> dict[str, Any]:
-    """Both numbers of workers in turn; their medians, and the ratio."""
-    numbers = CASES[case][1]
-    times: dict[int, list[float]] = {num_workers: [] for num_workers in numbers}
-    for repeat in range(repeats):
-        for num_workers in numbers if repeat % 2 == 0 else reversed(numbers):
-            times[num_workers] += run(case, folder, repeat, steps, num_workers)
-    first, second = (statistics.median(times[num_workers]) for num_workers in numbers)
-    result = {"median_seconds": {str(num_workers): statistics.median(times[num_workers]) for num_workers in numbers}}
-    seconds = {str(num_workers): [round(one, 4) for one in times[num_workers]] for num_workers in numbers}
+def summarise(case: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    """The medians over the rounds of seconds and of the ratio."""
+    first, second = map(str, CASES[case][1])
+    medians = [{number: statistics.median(one[number]["seconds"]) for number in (first, second)} for one in rounds]
+    ratios = [one[second] / one[first] if case == "overhead" else one[first] / one[second] for one in medians]
+    used = [one[second]["processor_seconds"] / one[first]["processor_seconds"] for one in rounds
+            if one[first]["processor_seconds"] and one[second]["processor_seconds"]]  # fmt: skip
+    ratio = statistics.median(ratios)
+    result = {
+        "median_seconds": {number: statistics.median(one[number] for one in medians) for number in (first, second)},
+        "ratios": [round(value, 4) for value in ratios],
+        "processor_ratios": [round(value, 4) for value in used],
+    }
     if case == "overhead":
-        ratio = second / first - 1
-        return {**result, "overhead": ratio, "within_limit": ratio <= OVERHEAD_LIMIT, "seconds": seconds}
-    return {**result, "speedup": first / second, "within_limit": first / second >= SCALING_LIMIT, "seconds": seconds}
+        return {**result, "overhead": ratio - 1, "within_limit": ratio - 1 <= OVERHEAD_LIMIT}
+    return {**result, "speedup": ratio, "within_limit": ratio >= SCALING_LIMIT}
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", choices=sorted(CASES), default=sorted(CASES))
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    results: dict[str, Any] = {"cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    before = args.out is not None and args.out.is_file()
+    results: dict[str, Any] = json.loads(args.out.read_text()) if before else {"cores": os.cpu_count()}
     with tempfile.TemporaryDirectory(prefix="ray-scaling-") as name:
         folder = Path(name)
         if "overhead" in args.only:
             write_model(folder / "model")
         for case in args.only:
-            results[case] = measure(case, folder, args.steps, args.repeats)
+            rounds = results.get(case, {}).get("rounds", [])
+            for number in range(len(rounds), len(rounds) + args.rounds):
+                numbers = CASES[case][1]
+                one: dict[str, Any] = {"load": os.getloadavg()[0]}
+                for num_workers in numbers if number % 2 == 0 else reversed(numbers):
+                    one[str(num_workers)] = run(case, folder, number, args.steps, num_workers)
+                rounds = [*rounds, one]
+                results[case] = {**summarise(case, rounds), "rounds": rounds}
+                if args.out is not None:
+                    args.out.write_text(json.dumps(results, indent=1) + "\n")
             print(json.dumps({case: results[case]}), flush=True)
-            if args.out is not None:
-                args.out.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

@@ -47,20 +47,20 @@ ATTEMPTS = 8
 TRAININGS = 5
 
 
-def episode(number: int, rng: random.Random) -> Trajectory:
+def episode(index: int, rng: random.Random) -> Trajectory:
     """About 20 kB: six turns of 80 sampled tokens with their log-probs."""
-    task = Task(f"bench-{number // ATTEMPTS}", "math", "train", {"question": f"number {number // ATTEMPTS}?"})
+    task = Task(f"bench-{index // ATTEMPTS}", "math", "train", {"question": f"number {index // ATTEMPTS}?"})
     turns = tuple(_turn(index, rng.randrange(20)) for index in range(6))
-    good = rng.random() < 0.5
+    solves = rng.random() < 0.5
     return Trajectory(
         task=task,
-        attempt=number % ATTEMPTS,
+        attempt=index % ATTEMPTS,
         group=task.id,
-        outcome=Outcome.SUCCESS if good else Outcome.FAILURE,
+        outcome=Outcome.SUCCESS if solves else Outcome.FAILURE,
         turns=turns,
-        reward=float(good),
-        components={"answer": float(good), "format": 0.1},
-        seeds=Seeds(number, number),
+        reward=float(solves),
+        components={"answer": float(solves), "format": 0.1},
+        seeds=Seeds(index, index),
         provenance={"model": "tiny", "policy": "bench"},
     )
 
@@ -109,36 +109,36 @@ def measure_report(top: Path, page: Path) -> dict[str, float]:
                           stderr=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)  # fmt: skip
     seconds = time.monotonic() - started
     print(done.stdout.strip())
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
-    used = children_seconds() - before
+    peak_mib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+    cpu_seconds = children_seconds() - before
     return {
         "report_seconds": seconds,
-        "report_cpu_seconds": used,
-        "report_peak_mib": peak,
+        "report_cpu_seconds": cpu_seconds,
+        "report_peak_mib": peak_mib,
         "report_file_mb": page.stat().st_size / 1e6,
     }
 
 
 def measure_opening(browser: Browser, page: Path) -> dict[str, float]:
-    seen, session = new_page(browser)
+    first_page, session = new_page(browser)
     started = time.monotonic()
-    seen.goto(page.as_uri())
-    seen.wait_for_selector("#samples")
-    opened, worked = time.monotonic() - started, thread_seconds(session)
-    seen.keyboard.press("2")
-    seen.wait_for_selector(".list .row")
+    first_page.goto(page.as_uri())
+    first_page.wait_for_selector("#samples")
+    opened, cpu_seconds_to_open = time.monotonic() - started, thread_seconds(session)
+    first_page.keyboard.press("2")
+    first_page.wait_for_selector(".list .row")
     started, before = time.monotonic(), thread_seconds(session)
-    seen.fill("#search", "bench-77 success")
-    becomes(seen, f"/ of [^…]*$/.test({COUNT})")
+    first_page.fill("#search", "bench-77 success")
+    becomes(first_page, f"/ of [^…]*$/.test({COUNT})")
     filtered, searched = time.monotonic() - started, thread_seconds(session) - before
-    seen.fill("#search", "number 77? 3")  # a word of the replies
-    becomes(seen, f"/ of [^…]*$/.test({COUNT})")
+    first_page.fill("#search", "number 77? 3")  # a word of the replies
+    becomes(first_page, f"/ of [^…]*$/.test({COUNT})")
     started = time.monotonic()
-    seen.keyboard.press("ArrowDown")
-    seen.wait_for_selector(".turn, .note")
-    result = {"report_open_seconds": opened, "report_open_cpu_seconds": worked, "filter_seconds": filtered,
+    first_page.keyboard.press("ArrowDown")
+    first_page.wait_for_selector(".turn, .note")
+    result = {"report_open_seconds": opened, "report_open_cpu_seconds": cpu_seconds_to_open, "filter_seconds": filtered,
               "filter_cpu_seconds": searched, "episode_seconds": time.monotonic() - started}  # fmt: skip
-    seen.close()
+    first_page.close()
     return result
 
 
@@ -224,8 +224,8 @@ def thread_seconds(session: Any) -> float:
 
 
 def children_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def cpu(pid: int) -> float:

@@ -127,8 +127,8 @@ def practicum_side(case: Case, receive_step: ReceiveStep, send_result: SendResul
         mask = np.arange(len(all_ids)) >= len(ids)
         logprobs = np.zeros(len(all_ids), dtype=np.float32)
         logprobs[mask] = reply.logprobs
-        ones = mask.astype(np.float32)
-        return Sample(all_ids, mask, ones, ones * np.float32(advantage), logprobs)
+        weights = mask.astype(np.float32)
+        return Sample(all_ids, mask, weights, weights * np.float32(advantage), logprobs)
 
     async def one_step(step: int, tokens: int) -> dict[str, float]:
         started, cpu_started = time.perf_counter(), time.process_time()
@@ -381,12 +381,12 @@ def table(results: Sequence[dict[str, Any]]) -> str:
     ]
     for result in results:
         for peer, ratio in result["ratios"].items():
-            both = [f"{result['seconds'][n]:.2f} ({result['rollout seconds'][n]:.2f})" for n in ("practicum", peer)]
+            sides = [f"{result['seconds'][n]:.2f} ({result['rollout seconds'][n]:.2f})" for n in ("practicum", peer)]
             peaks = " / ".join(f"{result['peak MiB'][name]:.0f}" for name in ("practicum", peer))
             cpu_ratio = result["processor seconds"][peer] / result["processor seconds"]["practicum"]
             variant = "as it comes" if peer.endswith("comes") else "tuned"
             lines.append(
-                f"| {result['case']} | {both[0]} | {variant}: {both[1]} | {ratio:.2f} | {cpu_ratio:.2f} | {peaks} |"
+                f"| {result['case']} | {sides[0]} | {variant}: {sides[1]} | {ratio:.2f} | {cpu_ratio:.2f} | {peaks} |"
             )
     return "\n".join(lines)
 

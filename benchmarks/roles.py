@@ -75,15 +75,15 @@ async def make_start(case: Case, folder: Path, seed: int) -> None:
     engine = ScriptedEngine.of("expert", environment, make_format("hf"), policy.renderer)
     count = case.demonstrations + sum(case.further.values())
     planned = plan_attempts(environment.tasks("train", count, seed), 1, seed)
-    shown = await run_episodes(planned, TOY, agent, engine, policy.renderer)
+    demonstrations = await run_episodes(planned, TOY, agent, engine, policy.renderer)
     settings = SFTSettings(
         num_epochs=1, batch_size=16, gradient_accumulation_steps=1, learning_rate=1e-3, warmup_steps=5,
         scheduler_type="constant", seed=seed,
     )  # fmt: skip
     try:
-        await train_sft(policy, shown[: case.demonstrations], settings)
-        for role, more in case.further.items():
-            await train_sft(policy, shown[case.demonstrations :][:more], settings, roles=(role,))
+        await train_sft(policy, demonstrations[: case.demonstrations], settings)
+        for role, count in case.further.items():
+            await train_sft(policy, demonstrations[case.demonstrations :][:count], settings, roles=(role,))
         policy.save(folder)
     finally:
         await policy.close()

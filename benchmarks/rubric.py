@@ -154,7 +154,7 @@ async def demonstrations(policy: TrainablePolicy, count: int, seed: int) -> list
 
 async def train_start(policy: TrainablePolicy, plan: Plan, folder: Path, seed: int) -> None:
     """SFT; the weights of the best validation are kept."""
-    shown = await demonstrations(policy, plan.demonstrations, seed)
+    expert_episodes = await demonstrations(policy, plan.demonstrations, seed)
     check = Panel(tuple(environment().tasks("val", min(100, plan.tasks), seed)), seed)
     settings = SFTSettings(
         num_epochs=plan.epochs, batch_size=16, gradient_accumulation_steps=1, learning_rate=plan.sft_lr,
@@ -167,7 +167,7 @@ async def train_start(policy: TrainablePolicy, plan: Plan, folder: Path, seed: i
         say("SFT, val", figures(result))
         return result
 
-    await train_sft(policy, shown, settings, folder / "sft", evaluate=evaluate, say=lambda text: None)
+    await train_sft(policy, expert_episodes, settings, folder / "sft", evaluate=evaluate, say=lambda text: None)
 
 
 async def train_form(policy: TrainablePolicy, plan: Plan, folder: Path, seed: int) -> None:
@@ -177,15 +177,15 @@ async def train_form(policy: TrainablePolicy, plan: Plan, folder: Path, seed: in
     """
     planned = plan_attempts(environment().tasks("train", plan.imitated, seed + 2), 1, seed)
     episodes = await policy.roll_out(planned, environment, agent(0.0))
-    own = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
-    say("imitated", {"episodes": len(own)})
-    if not own:
+    successes = [episode for episode in episodes if episode.outcome is Outcome.SUCCESS]
+    say("imitated", {"episodes": len(successes)})
+    if not successes:
         return
     settings = SFTSettings(
         num_epochs=2, batch_size=16, gradient_accumulation_steps=1, learning_rate=plan.form_lr, warmup_steps=5,
         scheduler_type="cosine", seed=seed,
     )  # fmt: skip
-    await train_sft(policy, own, settings, folder / "form", say=lambda text: None)
+    await train_sft(policy, successes, settings, folder / "form", say=lambda text: None)
 
 
 def rl_config(folder: Path, start: str, plan: Plan, seed: int, *keys: str) -> Any:

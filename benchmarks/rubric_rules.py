@@ -72,7 +72,7 @@ async def make_episodes(count: int, num_rules: int, expert: bool) -> Episodes:
     return episodes
 
 
-async def together(episodes: Episodes) -> int:
+async def run_together(episodes: Episodes) -> int:
     runner = CodeRuleRunner()
     await asyncio.gather(
         *(runner.score(rules, case.task_input, [*case.outputs, *case.held_out_outputs]) for case, rules in episodes)
@@ -95,14 +95,14 @@ async def measure(name: str, run: Callable[[Episodes], Awaitable[int]], episodes
     """Return wall seconds and processor seconds, the sandboxes' included."""
 
     def cpu() -> float:
-        own, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-        return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+        self_usage, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return self_usage.ru_utime + self_usage.ru_stime + children.ru_utime + children.ru_stime
 
     wall_before, cpu_before = time.perf_counter(), cpu()
     num_sandboxes = await run(episodes)
-    wall, used = time.perf_counter() - wall_before, cpu() - cpu_before
-    print(f"{name}: {num_sandboxes} sandboxes, {wall:.2f} s, {used:.2f} s of processor time", flush=True)
-    return wall, used
+    wall, cpu_seconds = time.perf_counter() - wall_before, cpu() - cpu_before
+    print(f"{name}: {num_sandboxes} sandboxes, {wall:.2f} s, {cpu_seconds:.2f} s of processor time", flush=True)
+    return wall, cpu_seconds
 
 
 async def main() -> None:
@@ -113,7 +113,7 @@ async def main() -> None:
     args = parser.parse_args()
     episodes = await make_episodes(args.episodes, args.rules, args.expert)
     base.current()
-    first = await measure("together", together, episodes)
+    first = await measure("together", run_together, episodes)
     second = await measure("a sandbox per rule", alone, episodes)
     print(f"together / per rule: {first[0] / second[0]:.3f} of the time, {first[1] / second[1]:.3f} of processor time")
 

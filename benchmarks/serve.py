@@ -88,9 +88,9 @@ def engine_replies(
 
     async def run() -> tuple[Rate, list[tuple[int, str]]]:
         await asyncio.gather(*(engine.generate(request) for request in warm_up(requests, device)))
-        started, used = time.perf_counter(), time.process_time()
+        started, cpu_started = time.perf_counter(), time.process_time()
         replies = await asyncio.gather(*(engine.generate(request) for request in requests))
-        took = Rate(time.perf_counter() - started, time.process_time() - used)
+        took = Rate(time.perf_counter() - started, time.process_time() - cpu_started)
         await engine.close()
         return took, [(len(reply.ids), renderer.decode(reply.ids)) for reply in replies]
 
@@ -101,7 +101,7 @@ def warm_up(requests: list[Request], device: Device) -> list[Request]:
     """What is asked before anything is timed; on a GPU as many as later, so that its graphs are there."""
     if not device.on_gpu:
         return requests[:8]
-    return [replace(one, ids=one.ids[::-1]) for one in requests]
+    return [replace(request, ids=request.ids[::-1]) for request in requests]
 
 
 class Server:
@@ -169,13 +169,13 @@ def open_client(url: str) -> httpx.AsyncClient:
 
 async def rate(server: Server, model: str, requests: list[Request], texts: list[str] | None, stream: bool) -> Rate:
     """How long a server takes; its replies must be these texts, where they are given."""
-    used = server.processor_seconds()
+    cpu_before = server.processor_seconds()
     async with open_client(server.url) as client:
         started = time.perf_counter()
         answers = await asyncio.gather(*(ask(client, model, request, stream) for request in requests))
         seconds = time.perf_counter() - started
     assert texts is None or [text for text, _ in answers] == texts, "a served reply is not the engine's"
-    return Rate(seconds, server.processor_seconds() - used)
+    return Rate(seconds, server.processor_seconds() - cpu_before)
 
 
 async def llama_rate(server: Server, requests: list[Request]) -> tuple[Rate, int]:
@@ -186,12 +186,12 @@ async def llama_rate(server: Server, requests: list[Request]) -> tuple[Rate, int
         answer.raise_for_status()
         return int(answer.json()["usage"]["completion_tokens"])
 
-    used = server.processor_seconds()
+    cpu_before = server.processor_seconds()
     async with open_client(server.url) as client:
         started = time.perf_counter()
         counts = await asyncio.gather(*(ask_llama(client, request) for request in requests))
         seconds = time.perf_counter() - started
-    return Rate(seconds, server.processor_seconds() - used), sum(counts)
+    return Rate(seconds, server.processor_seconds() - cpu_before), sum(counts)
 
 
 def main() -> None:
@@ -206,22 +206,22 @@ def main() -> None:
     args = parser.parse_args()
     requests = make_requests(args.model, args.clients, 1, args.longest)
     device, batch = loader.resolve_device(args.device), max(64, args.clients)
-    own, replies = engine_replies(args.model, requests, device, batch)
+    engine_rate, replies = engine_replies(args.model, requests, device, batch)
     tokens, texts = sum(count for count, _ in replies), [text for _, text in replies]
     machine = {"torch": torch.__version__, "cores": os.cpu_count(), "threads": torch.get_num_threads(),
                "python": platform.python_version(), "load": round(os.getloadavg()[0], 1)}  # fmt: skip
     if device.on_gpu:
         machine |= {"gpu": torch.cuda.get_device_name(), "dtype": device.dtype_name}
     result: dict[str, Any] = {"model": args.model, "clients": args.clients, "tokens": tokens, "machine": machine}
-    result |= own.figures("engine", tokens)
+    result |= engine_rate.figures("engine", tokens)
     server = Server.of_model(args.model, "--device", args.device, batch=batch)
     try:
         asyncio.run(rate(server, args.model, warm_up(requests, device), None, False))
         for name, stream in (("served", False), ("streamed", True)):
             took = asyncio.run(rate(server, args.model, requests, texts, stream))
             result |= took.figures(name, tokens)
-            result[f"{name}_ratio"] = round(own.seconds / took.seconds, 2)
-            result[f"{name}_processor_ratio"] = round(own.processor_seconds / took.processor_seconds, 2)
+            result[f"{name}_ratio"] = round(engine_rate.seconds / took.seconds, 2)
+            result[f"{name}_processor_ratio"] = round(engine_rate.processor_seconds / took.processor_seconds, 2)
     finally:
         server.close()
     if args.llama_python:

@@ -58,11 +58,11 @@ class LoadTest:
     """Streams under way that have begun."""
     draining: bool = False
 
-    async def client(self, number: int, http: httpx.AsyncClient, end: float) -> None:
-        rng = random.Random(number)
+    async def client(self, client_index: int, http: httpx.AsyncClient, end: float) -> None:
+        rng = random.Random(client_index)
         while time.perf_counter() < end and not self.draining:
             index = rng.randrange(len(self.requests))
-            if number % LEAVING == LEAVING - 1:
+            if client_index % LEAVING == LEAVING - 1:
                 await self.leave(http, self.requests[index])
             else:
                 await self.stream(http, index)
@@ -107,18 +107,20 @@ class LoadTest:
     async def run(self, clients: int, seconds: float) -> dict[str, Any]:
         memory = [self.server.memory()]
         end = time.perf_counter() + seconds
-        used = self.server.processor_seconds()
+        cpu_before = self.server.processor_seconds()
 
-        async def watch() -> None:
+        async def sample_memory() -> None:
             while time.perf_counter() < end:
                 await asyncio.sleep(seconds / 30)
                 memory.append(self.server.memory())
 
         with self.stall():
             async with open_client(self.server.url) as http:
-                running = [asyncio.create_task(self.client(number, http, end + 3600)) for number in range(clients)]
-                await watch()
-                used = self.server.processor_seconds() - used
+                running = [
+                    asyncio.create_task(self.client(client_index, http, end + 3600)) for client_index in range(clients)
+                ]
+                await sample_memory()
+                cpu_seconds = self.server.processor_seconds() - cpu_before
                 tokens = await self.sampled_tokens(http)
                 self.counts["under way at SIGTERM"] = self.num_streaming
                 self.draining = True
@@ -126,13 +128,14 @@ class LoadTest:
                 await asyncio.gather(*running)
         code = await asyncio.to_thread(self.server.process.wait, DRAIN_SECONDS + 60)
         return self.figures(clients, seconds, memory) | {
-            "exit_code": code, "tokens": tokens, "processor_seconds": round(used), "load": round(os.getloadavg()[0], 1),
+            "exit_code": code, "tokens": tokens, "processor_seconds": round(cpu_seconds),
+            "load": round(os.getloadavg()[0], 1),
         }  # fmt: skip
 
     async def sampled_tokens(self, http: httpx.AsyncClient) -> int:
         text = (await http.get(self.server.url.replace("/v1", "/metrics"))).text
-        found = re.search(r"^vllm:generation_tokens_total\S* (\S+)$", text, re.MULTILINE)
-        return round(float(found[1])) if found else 0
+        match = re.search(r"^vllm:generation_tokens_total\S* (\S+)$", text, re.MULTILINE)
+        return round(float(match[1])) if match else 0
 
     def figures(self, clients: int, seconds: float, memory: list[int]) -> dict[str, Any]:
         firsts = sorted(self.first_token_seconds)
@@ -141,7 +144,7 @@ class LoadTest:
             "clients": clients, "seconds": seconds, **self.counts,
             "first_token_p50_s": round(statistics.median(firsts), 3),
             "first_token_p99_s": round(firsts[min(len(firsts) - 1, int(0.99 * len(firsts)))], 3),
-            "memory_mib": [round(one / 2**20) for one in marks],
+            "memory_mib": [round(size / 2**20) for size in marks],
         }  # fmt: skip
 
 

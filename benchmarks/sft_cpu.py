@@ -118,13 +118,13 @@ def trl_run(model: str, batches: int, tuned: bool) -> dict[str, Any]:
 
 
 def report(samples: list[Any], losses: list[float], seconds: float) -> dict[str, Any]:
-    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    peak_line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
     timed = samples[UNTIMED * BATCH :]
     tokens = sum(len(sample.ids) for sample in timed)
     longest = [max(len(s.ids) for s in timed[i : i + BATCH]) for i in range(0, len(timed), BATCH)]
     return {
         "tokens": tokens, "seconds": seconds, "tokens per second": tokens / seconds, "losses": losses,
-        "padded tokens": BATCH * sum(longest), "peak MiB": int(peak.split()[1]) / 1024,
+        "padded tokens": BATCH * sum(longest), "peak MiB": int(peak_line.split()[1]) / 1024,
     }  # fmt: skip
 
 
@@ -170,13 +170,16 @@ def main() -> None:
         for side in SIDES if index % 2 == 0 else reversed(SIDES):
             runs[side].append(one_run(side, args.model, args.batches))
     rates = {side: statistics.median(run["tokens per second"] for run in result) for side, result in runs.items()}
-    ours, theirs = runs["practicum"][0], runs["trl"][0]
-    largest_difference = max(abs(a - b) for a, b in zip(ours["losses"], theirs["losses"], strict=True))
-    print(f"{args.model}: {args.batches} batches of {BATCH}, {ours['tokens']} tokens ({ours['padded tokens']} padded)")
+    practicum_result, trl_result = runs["practicum"][0], runs["trl"][0]
+    largest_difference = max(abs(a - b) for a, b in zip(practicum_result["losses"], trl_result["losses"], strict=True))
+    print(
+        f"{args.model}: {args.batches} batches of {BATCH}, {practicum_result['tokens']} tokens "
+        f"({practicum_result['padded tokens']} padded)"
+    )
     print("| | tokens/s, median | ratio | peak memory, MiB |\n|---|---|---|---|")
     for side, result in runs.items():
         print(f"| {side} | {rates[side]:.0f} | {rates['practicum'] / rates[side]:.2f} | {result[0]['peak MiB']:.0f} |")
-    first, last = ours["losses"][0], ours["losses"][-1]
+    first, last = practicum_result["losses"][0], practicum_result["losses"][-1]
     print(f"loss {first:.3f} → {last:.3f}; largest difference of a step: {largest_difference:.1e}")
     if args.out:
         import torch

@@ -160,8 +160,8 @@ class StageComparison:
             base = await evaluate(policy, "base", self.panel)
         finally:
             await policy.close()
-        few = await self._imitate("BC", self.folder / "bc", budget.demonstrations, budget.imitation_epochs)
-        return {"base": base, "BC": few}
+        first_stage = await self._imitate("BC", self.folder / "bc", budget.demonstrations, budget.imitation_epochs)
+        return {"base": base, "BC": first_stage}
 
     async def ten_times(self) -> dict[str, EvalResult]:
         """A model trained on ten times the demonstrations."""
@@ -237,7 +237,7 @@ class StageComparison:
     async def online(self) -> dict[str, EvalResult]:
         return await self._train("online GRPO", self.budget.online_steps)
 
-    async def _train(self, name: str, steps: int, *more: str) -> dict[str, EvalResult]:
+    async def _train(self, name: str, steps: int, *extra_overrides: str) -> dict[str, EvalResult]:
         """`practicum train` from the BC model, then the panel."""
         label = name.replace(" ", "-")
         shutil.rmtree(self.folder / "training_stages" / label, ignore_errors=True)
@@ -246,7 +246,7 @@ class StageComparison:
             f"trainer.seed={self.seed}", f"trainer.default_local_dir={self.folder}",
             "trainer.project_name=training_stages",
             f"trainer.experiment_name={label}", "trainer.val_before_train=false", "trainer.test_freq=-1",
-            "trainer.logger=[]", *more,
+            "trainer.logger=[]", *extra_overrides,
         ]  # fmt: skip
         run = build.build_run(resolve_train(overrides).config)
         try:
@@ -262,7 +262,7 @@ def pooled(results: Mapping[int, EvalResult]) -> EvalResult:
     return replace(
         first,
         panel="all seeds",
-        num_tasks=sum(one.num_tasks for one in results.values()),
+        num_tasks=sum(result.num_tasks for result in results.values()),
         attempts=tuple(
             replace(
                 attempt,
@@ -270,8 +270,8 @@ def pooled(results: Mapping[int, EvalResult]) -> EvalResult:
                 cluster=f"{seed}/{attempt.cluster}",
                 goal=None if attempt.goal is None else f"{seed}/{attempt.goal}",
             )
-            for seed, one in results.items()
-            for attempt in one.attempts
+            for seed, result in results.items()
+            for attempt in result.attempts
         ),
     )
 

@@ -136,9 +136,9 @@ def median_interval(values: list[float]) -> tuple[float, float]:
 def compare(old: Path, new: Path, kind: str, repeats: int) -> dict[str, Any]:
     """Medians of both versions, and the median of the ratios of pairs with its interval."""
     sides = [Side(old, kind), Side(new, kind)]
-    for number in range(repeats):
-        for side in sides if number % 2 == 0 else sides[::-1]:
-            side.run(3 + number)
+    for repeat in range(repeats):
+        for side in sides if repeat % 2 == 0 else sides[::-1]:
+            side.run(3 + repeat)
     for side in sides:
         side.close()
     result: dict[str, Any] = {"repeats": repeats}

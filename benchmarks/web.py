@@ -42,14 +42,14 @@ GROWTH = 0.05
 
 @dataclass
 class Count:
-    """What was played."""
+    """Counts over the episodes that were run."""
 
     episodes: int = 0
     steps: int = 0
     successes: int = 0
 
 
-async def play(browser: Browser, task: Task, count: Count) -> None:
+async def run_episode(browser: Browser, task: Task, count: Count) -> None:
     """One episode of the expert."""
     env = WebEnvironment(observe="brief", prompt="page")
     env.resources = {"browser": browser}  # type: ignore[assignment]
@@ -68,13 +68,15 @@ async def play(browser: Browser, task: Task, count: Count) -> None:
         await env.close()
 
 
-async def play_all(browser: Browser, tasks: Iterator[Task], num_slots: int, goes_on: Callable[[], bool]) -> Count:
-    """Episodes in `num_slots` slots as long as `goes_on` says."""
+async def run_all_episodes(
+    browser: Browser, tasks: Iterator[Task], num_slots: int, keep_running: Callable[[], bool]
+) -> Count:
+    """Episodes in `num_slots` slots as long as `keep_running` returns true."""
     count = Count()
 
     async def slot() -> None:
-        while goes_on() and (task := next(tasks, None)) is not None:
-            await play(browser, task, count)
+        while keep_running() and (task := next(tasks, None)) is not None:
+            await run_episode(browser, task, count)
 
     await asyncio.gather(*(slot() for _ in range(num_slots)))
     return count
@@ -88,7 +90,7 @@ async def speed(num_pages: int, seconds: float) -> dict[str, Any]:
     try:
         started = time.monotonic()
         endless = itertools.cycle(tasks)
-        count = await play_all(browser, endless, num_pages, lambda: time.monotonic() - started < seconds)
+        count = await run_all_episodes(browser, endless, num_pages, lambda: time.monotonic() - started < seconds)
         wall = time.monotonic() - started
     finally:
         await browser.close()
@@ -111,15 +113,15 @@ def opened(browser: Browser) -> tuple[int, int]:
 
 def private_megabytes() -> dict[str, float]:
     """Private memory by kind of process: Python, Playwright's driver, the browser, its zygotes, GPU process, ..."""
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for process in (psutil.Process(), *descendants()):
         with contextlib.suppress(psutil.Error):  # it has ended
             words = process.cmdline()
             types = [word.removeprefix("--type=") for word in words if word.startswith("--type=")]
             is_browser = "chrom" in Path(words[0]).name if words else False
             kind = types[0] if types else "browser" if is_browser else Path(words[0]).name if words else "other"
-            found["python" if process.pid == os.getpid() else kind] += process.memory_full_info().uss / 1e6
-    return dict(found)
+            sizes["python" if process.pid == os.getpid() else kind] += process.memory_full_info().uss / 1e6
+    return dict(sizes)
 
 
 async def hygiene(num_episodes: int, num_pages: int) -> dict[str, Any]:
@@ -134,7 +136,7 @@ async def hygiene(num_episodes: int, num_pages: int) -> dict[str, Any]:
     try:
         while total.episodes < num_episodes:
             part = itertools.islice(tasks, ROUND_EPISODES)
-            count = await play_all(browser, part, num_pages, lambda: True)
+            count = await run_all_episodes(browser, part, num_pages, lambda: True)
             for name in ("episodes", "steps", "successes"):
                 setattr(total, name, getattr(total, name) + getattr(count, name))
             await asyncio.sleep(0.5)  # renderer processes end after their context
@@ -148,17 +150,18 @@ async def hygiene(num_episodes: int, num_pages: int) -> dict[str, Any]:
         await browser.close()
     await asyncio.sleep(1.0)
     third = max(1, len(rounds) // 3)
-    second, last = (statistics.median(one["megabytes"] for one in part)
+    second, last = (statistics.median(sample["megabytes"] for sample in part)
                     for part in (rounds[third : 2 * third] or rounds, rounds[-third:]))  # fmt: skip
-    left = {"sessions": browser.num_sessions, "contexts": rounds[-1]["contexts"], "pages": rounds[-1]["pages"],
+    left_open = {"sessions": browser.num_sessions, "contexts": rounds[-1]["contexts"], "pages": rounds[-1]["pages"],
             "processes": len(descendants()) - before}  # fmt: skip
-    flat = last <= (1 + GROWTH) * second and not any(left.values())
+    flat = last <= (1 + GROWTH) * second and not any(left_open.values())
     print(f"{total.episodes} episodes, {total.steps} steps in {time.monotonic() - started:.0f} s, {total.successes} "
           f"solved: {second:.0f} MB in the second third, {last:.0f} MB in the last; {rounds[0]['processes']:.0f} "
-          f"processes after the first round, {rounds[-1]['processes']:.0f} after the last; left at the end: {left}"
+          f"processes after the first round, {rounds[-1]['processes']:.0f} after the last; left at the end: {left_open}"
           f"{'' if flat else '  NOT FLAT'}", flush=True)  # fmt: skip
     return {"episodes": total.episodes, "steps": total.steps, "solved": total.successes, "rounds": rounds,
-            "megabytes_second_third": second, "megabytes_last_third": last, "left": left, "flat": flat}  # fmt: skip
+            "megabytes_second_third": second, "megabytes_last_third": last, "left": left_open,
+            "flat": flat}  # fmt: skip
 
 
 async def main() -> int:
@@ -169,10 +172,16 @@ async def main() -> int:
     parser.add_argument("--results", type=Path, default=Path(__file__).parent / "results" / "web.json")
     args = parser.parse_args()
     speeds = [await speed(int(pages), args.seconds) for pages in args.pages.split(",") if pages]
-    kept = await hygiene(args.episodes, 8)
-    record = {"browser": EXECUTABLE, "cores": os.cpu_count(), "load": os.getloadavg(), "speed": speeds, "hygiene": kept}
+    result = await hygiene(args.episodes, 8)
+    record = {
+        "browser": EXECUTABLE,
+        "cores": os.cpu_count(),
+        "load": os.getloadavg(),
+        "speed": speeds,
+        "hygiene": result,
+    }
     write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
-    return 0 if kept["flat"] else 1
+    return 0 if result["flat"] else 1
 
 
 if __name__ == "__main__":

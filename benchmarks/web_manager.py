@@ -117,8 +117,8 @@ class Case:
     def run(self, job: str) -> None:
         """Run the stages of a job that are not finished."""
         trainings: dict[str, Callable[[], None]] = {
-            "alone": self.imitate_alone,
-            "guided": self.imitate_guided,
+            "alone": self.train_worker_alone,
+            "guided": self.train_guided_worker_and_manager,
             "alone-grpo": self.train_worker,
             "manager": self.train_manager,
             "both": self.train_both,
@@ -128,31 +128,37 @@ class Case:
         stages |= {f"{self.split}-{name}": functools.partial(self.evaluate, name) for name in evaluations}
         run_stages(self.out / f"stages-{job}.json", stages)
 
-    def play(self, options: Mapping[str, Any]) -> list[str]:
-        """Flags of whatever plays episodes."""
+    def episode_flags(self, options: Mapping[str, Any]) -> list[str]:
+        """Flags of commands that run episodes."""
         return ["--env", self.environment, *env_flags(ENVIRONMENT | options), "--max-turns",
                 str(self.budget.max_turns), "--max-tokens", str(MAX_TOKENS), "--seed", str(self.seed)]  # fmt: skip
 
     def folder(self, name: str) -> str:
         return str(self.out / name)
 
-    def imitate_alone(self) -> None:
+    def train_worker_alone(self) -> None:
         """SFT of a worker on the expert's episodes."""
-        self.show("alone/worker", {"wander": self.budget.wander}, self.budget.demonstrations, "policy")
+        self.collect_demonstrations(
+            "alone/worker", {"wander": self.budget.wander}, self.budget.demonstrations, "policy"
+        )
         self.sft("alone")
 
-    def imitate_guided(self) -> None:
+    def train_guided_worker_and_manager(self) -> None:
         """SFT of one model as worker, on the same tasks, and as manager, on multi-step tasks, also with typing: of the
         other tasks almost all have one part, so that a manager would learn to finish after the first."""
-        self.show("guided/worker", MANAGED | {"wander": self.budget.wander}, self.budget.demonstrations, "worker")
+        self.collect_demonstrations(
+            "guided/worker", MANAGED | {"wander": self.budget.wander}, self.budget.demonstrations, "worker"
+        )
         options = MANAGED | {"levels": MULTI_STEP, "text": True}
-        self.show("guided/manager", options, self.budget.manager_demonstrations, "manager")
+        self.collect_demonstrations("guided/manager", options, self.budget.manager_demonstrations, "manager")
         self.sft("guided")
 
-    def show(self, name: str, options: Mapping[str, Any], num_tasks: int, role: str) -> None:
+    def collect_demonstrations(self, name: str, options: Mapping[str, Any], num_tasks: int, role: str) -> None:
         """The expert's episodes, and the replies of one role in them."""
         episodes = self.folder(f"{name}/episodes")
-        run_command("collect", *self.play(options), "--policy", "expert", "--tasks", num_tasks, "--out", episodes)
+        run_command(
+            "collect", *self.episode_flags(options), "--policy", "expert", "--tasks", num_tasks, "--out", episodes
+        )
         run_command("export", "--input_dir", episodes, "--output_dir", self.folder(name), "--format", "bc",
                     "--roles", role)  # fmt: skip
 
@@ -216,9 +222,9 @@ class Case:
             "grpo-both": (self.folder("grpo/both"), MANAGED, []),
         }[name]
         run_command(
-            "eval", *self.play(options | {"levels": MULTI_STEP}), "--policy", policy, *roles, "--response-format",
-            RESPONSE_FORMAT, "--split", self.split, "--tasks", self.budget.held_out, "--name", name,
-            "--out", self.result_path(name),
+            "eval", *self.episode_flags(options | {"levels": MULTI_STEP}), "--policy", policy, *roles,
+            "--response-format", RESPONSE_FORMAT, "--split", self.split, "--tasks", self.budget.held_out,
+            "--name", name, "--out", self.result_path(name),
         )  # fmt: skip
 
     def result_path(self, name: str) -> Path:

@@ -67,9 +67,10 @@ def evaluate(
     for part in parts:
         policies = {"zero": model, "bc": str(trained(out, model, part))}
         chosen = ["--subset", "needs_text=true"] if part == "web" else []
-        listed, results = [f"{part}-{mode}={policies[mode]}" for mode in modes], trained(out, model, part).name
-        yield ["matrix", "--mode", *listed, "--env", part, *SHORT, *chosen, "--tasks", str(tasks[part]), "--max-turns",
-               str(MAX_TURNS[part]), "--max-tokens", "64", "--out", str(out / "results" / results)]  # fmt: skip
+        mode_flags, results = [f"{part}-{mode}={policies[mode]}" for mode in modes], trained(out, model, part).name
+        yield ["matrix", "--mode", *mode_flags, "--env", part, *SHORT, *chosen, "--tasks", str(tasks[part]),
+               "--max-turns", str(MAX_TURNS[part]), "--max-tokens", "64",
+               "--out", str(out / "results" / results)]  # fmt: skip
 
 
 def main() -> None:

@@ -138,16 +138,16 @@ class Stages:
         return str(self.bc_folder / "model")
 
     @property
-    def play(self) -> list[str]:
-        """Flags of whatever plays episodes."""
-        return self.play_flags(ENVIRONMENT)
+    def episode_flags(self) -> list[str]:
+        """Flags of commands that run episodes."""
+        return self.make_episode_flags(ENVIRONMENT)
 
     @property
-    def play_demonstrated(self) -> list[str]:
-        """Flags of whatever plays the tasks of the demonstrations."""
-        return self.play_flags(ENVIRONMENT | {"templates": demonstrated_templates(self.seed, self.budget)})
+    def demonstration_flags(self) -> list[str]:
+        """Flags of commands that run the tasks of the demonstrations."""
+        return self.make_episode_flags(ENVIRONMENT | {"templates": demonstrated_templates(self.seed, self.budget)})
 
-    def play_flags(self, environment: Mapping[str, Any]) -> list[str]:
+    def make_episode_flags(self, environment: Mapping[str, Any]) -> list[str]:
         options = [f"{key}={json.dumps(value)}" for key, value in environment.items()]
         flags = [flag for option in options for flag in ("--env-arg", option)]
         return ["--env", self.environment, *flags, "--max-turns", str(self.budget.max_turns),
@@ -157,9 +157,9 @@ class Stages:
         return str(self.out / name)
 
     def collect(self) -> Iterator[list[str]]:
-        shown, tasks = self.folder("episodes/shown"), str(self.budget.demonstrations)
-        yield ["collect", *self.play_demonstrated, "--policy", "expert", "--tasks", tasks, "--out", shown]
-        yield ["export", "--input_dir", shown, "--output_dir", self.folder("data"), "--format", "bc"]
+        folder, tasks = self.folder("episodes/shown"), str(self.budget.demonstrations)
+        yield ["collect", *self.demonstration_flags, "--policy", "expert", "--tasks", tasks, "--out", folder]
+        yield ["export", "--input_dir", folder, "--output_dir", self.folder("data"), "--format", "bc"]
 
     def bc(self) -> Iterator[list[str]]:
         """SFT with checkpoints; the one that solves most tasks of the validation templates becomes the BC model."""
@@ -174,9 +174,9 @@ class Stages:
             f"training.save_steps={math.ceil(num_updates / budget.bc_validations)}", f"training.seed={self.seed}",
         ]  # fmt: skip
         steps, validations = checkpoint_steps(sft), self.bc_folder / "validations"
-        yield ["matrix", "--mode", *(f"step-{step}={checkpoint_path(sft, step)}" for step in steps), *self.play,
-               "--response-format", RESPONSE_FORMAT, "--split", "val", "--tasks", str(budget.validation),
-               "--out", str(validations)]  # fmt: skip
+        modes = (f"step-{step}={checkpoint_path(sft, step)}" for step in steps)
+        yield ["matrix", "--mode", *modes, *self.episode_flags, "--response-format", RESPONSE_FORMAT, "--split", "val",
+               "--tasks", str(budget.validation), "--out", str(validations)]  # fmt: skip
         rates = {step: read_result(validations / f"step-{step}.json").success_rate for step in steps}
         best = max(steps, key=lambda step: (rates[step], step))
         shutil.copytree(checkpoint_path(sft, best) / "actor", self.bc_model, dirs_exist_ok=True)
@@ -187,7 +187,7 @@ class Stages:
         """Episodes of the BC model on tasks that the expert has played too."""
         budget = self.budget
         yield [
-            "collect", *self.play_demonstrated, "--response-format", RESPONSE_FORMAT,
+            "collect", *self.demonstration_flags, "--response-format", RESPONSE_FORMAT,
             "--policy", self.bc_model, "--tasks", str(budget.logged_tasks),
             "--rollouts_per_task", str(budget.logged_chains), "--temperature", "1",
             "--out", self.folder("episodes/logged"),
@@ -225,7 +225,7 @@ class Stages:
         policies = {"zero": self.model, "bc": self.bc_model, "dpo": f"{self.folder('dpo')}/model",
                     "grpo": self.folder("grpo/run")}  # fmt: skip
         modes = [f"{name}={policies[name]}" for name in self.modes]
-        yield ["matrix", "--mode", *modes, *self.play, "--response-format", RESPONSE_FORMAT,
+        yield ["matrix", "--mode", *modes, *self.episode_flags, "--response-format", RESPONSE_FORMAT,
                "--tasks", str(self.budget.held_out), "--split", self.split, "--baseline", "bc",
                "--out", self.folder("matrix")]  # fmt: skip
 

@@ -55,9 +55,9 @@ def start_of(case: str) -> str:
 def stages_of(case: str, out: Path, model: str, changes: Sequence[str]) -> Stages:
     """The stages of `start:START-SEED` or `VARIANT-SEED`."""
     name, _, seed = case.removeprefix("start:").rpartition("-")
-    start, own = (name, []) if case.startswith("start:") else VARIANTS[name]
+    start, variant = (name, []) if case.startswith("start:") else VARIANTS[name]
     folder = out / "starts" / f"{start}-{seed}"
-    budget = read_budget([*STARTS[start], *own, *changes], Budget())
+    budget = read_budget([*STARTS[start], *variant, *changes], Budget())
     stages = Stages(folder if case.startswith("start:") else out / case, model, int(seed), budget, ENVIRONMENT, "val")
     stages.bc_folder = folder / "bc"
     return stages

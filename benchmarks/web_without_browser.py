@@ -161,8 +161,8 @@ class WebWithoutBrowser(WebEnvironment):
         elif call.name == "select_option":
             if control.role != "combobox":
                 raise ActionFailed(f"The element [{bid}] is not a list to select from.")
-            wanted = call.arguments["options"]
-            name = wanted if isinstance(wanted, str) else "".join(wanted[:1])
+            options = call.arguments["options"]
+            name = options if isinstance(options, str) else "".join(options[:1])
             if name not in control.options:
                 raise ActionFailed(f"The element [{bid}] has no option '{name[:50]}'.")
             control.value = name

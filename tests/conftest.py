@@ -10,6 +10,7 @@ import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("GOMP_SPINCOUNT", "0")  # before torch: idle threads must not spin beside the tests
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.pop("COLUMNS", None)  # a width of the terminal that the tests are started from
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a hub id that is not in the cache is an error at once, without retries
 
 import pytest

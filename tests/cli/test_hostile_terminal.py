@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from practicum.cli.main import main
 from practicum.data import store
 from practicum.utils.terminal import INVISIBLE
-from tests.report.report_files import HOSTILE_TEXTS, an_episode, write_damaged, write_hostile
+from tests.report.report_files import HOSTILE_TEXTS, make_episode, write_damaged_episodes, write_hostile_episodes
 
 
 def harmless(text: str) -> None:
@@ -29,12 +29,12 @@ def sentence(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_show(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]) -> None:
-    for name, path in write_hostile(tmp_path, tokenizer).items():
+    for name, path in write_hostile_episodes(tmp_path, tokenizer).items():
         assert main(["show", str(path), "--logprobs"]) == 0, name
         shown = capsys.readouterr().out
         harmless(shown)
         assert len(shown) < 200_000, name
-    for name, path in write_damaged(tmp_path, tokenizer).items():
+    for name, path in write_damaged_episodes(tmp_path, tokenizer).items():
         assert main(["show", str(path)]) == 2, name
         assert "is not a whole episode file" in sentence(capsys)
 
@@ -42,7 +42,7 @@ def test_show(tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest
 def test_show_of_a_long_turn_with_tokens(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = store.write_episode(tmp_path, an_episode("long", 0, 1.0, tokenizer, "seven \x1b[2J " * 80_000))
+    path = store.write_episode(tmp_path, make_episode("long", 0, 1.0, tokenizer, "seven \x1b[2J " * 80_000))
     assert path.stat().st_size > 1_000_000
     assert main(["show", str(path)]) == 0
     shown = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_show_of_a_long_turn_with_tokens(
 def test_show_fetches_nothing_because_a_file_says_so(
     tmp_path: Path, tokenizer: PreTrainedTokenizerBase, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    named = an_episode("x", 0, 1.0, tokenizer, provenance={"model": "strangers/model\x1b[31m"})
+    named = make_episode("x", 0, 1.0, tokenizer, provenance={"model": "strangers/model\x1b[31m"})
     assert main(["show", str(store.write_episode(tmp_path, named))]) == 2
     line = sentence(capsys)
     assert "is not on this machine; name one with --model" in line

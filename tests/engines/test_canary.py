@@ -54,12 +54,12 @@ def updates(
         weights = weights + random.normal(0, size, TOKENS)
         held = weights if arrived else held
         fresh = ProbeLogprobs(weights, engine.answer(held))
-        again = ProbeLogprobs(weights, engine.answer(held)) if canary.probes else None
-        report = canary.judge(version, fresh, again)
+        repeated_probes = ProbeLogprobs(weights, engine.answer(held)) if canary.probes else None
+        report = canary.judge(version, fresh, repeated_probes)
         reports.append(report)
         if report.verdict == "lost":
             return reports, canary
-        canary.accept(fresh, again)
+        canary.accept(fresh, repeated_probes)
         if report.verdict != "too small to tell":
             canary.set_probes(PROBES, ProbeLogprobs(weights, engine.answer(held)))
     return reports, canary
@@ -118,8 +118,8 @@ def test_half_an_update_is_a_lost_one() -> None:
     canary.accept(first, None)
     canary.set_probes(PROBES, first)
     new = old + random.normal(0, 0.01, TOKENS)
-    half = np.where(np.arange(TOKENS) % 3 > 0, new, old)
-    report = canary.judge(1, ProbeLogprobs(new, half), ProbeLogprobs(new, half))
+    half_updated = np.where(np.arange(TOKENS) % 3 > 0, new, old)
+    report = canary.judge(1, ProbeLogprobs(new, half_updated), ProbeLogprobs(new, half_updated))
     assert report.verdict == "lost"
     assert "was usual" in report.reason
 

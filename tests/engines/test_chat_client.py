@@ -110,8 +110,8 @@ def test_an_error_without_its_body_delays_only_its_own_request(serve: Serve, mon
     monkeypatch.setattr(chat_client, "ERROR_BODY_SECONDS", 0.2)
     monkeypatch.setattr(chat_client, "FAULT_WAIT_SECONDS", (0.01, 0.01, 0.01))
 
-    def answer(number: int, connection: socket.socket) -> None:
-        if number % 4 == 0:
+    def answer(request_index: int, connection: socket.socket) -> None:
+        if request_index % 4 == 0:
             connection.sendall(b"HTTP/1.1 500 X\r\nContent-Length: 100\r\n\r\n")
             server.closed.wait(30)
         ok(connection)
@@ -123,7 +123,7 @@ def test_an_error_without_its_body_delays_only_its_own_request(serve: Serve, mon
 
 
 def test_ctrl_c_takes_effect_at_once_while_a_body_is_awaited(serve: Serve) -> None:
-    def answer(number: int, connection: socket.socket) -> None:
+    def answer(request_index: int, connection: socket.socket) -> None:
         connection.sendall(b"HTTP/1.1 500 X\r\nContent-Length: 100\r\n\r\n")
         threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
         server.closed.wait(30)
@@ -139,7 +139,7 @@ def test_a_rate_limit_is_waited_for_by_all_requests_and_outside_their_deadline(s
     """The deadline of two seconds is shorter than the wait of three that is asked for."""
     allowed_from = time.monotonic() + 3.0
 
-    def answer(number: int, connection: socket.socket) -> None:
+    def answer(request_index: int, connection: socket.socket) -> None:
         if time.monotonic() < allowed_from:
             send(connection, 429, Retry_After="3")
         else:
@@ -152,7 +152,7 @@ def test_a_rate_limit_is_waited_for_by_all_requests_and_outside_their_deadline(s
 
 
 def test_a_rate_limit_beyond_the_budget_fails_at_once(serve: Serve) -> None:
-    server = serve(lambda number, connection: send(connection, 429, b"daily quota", Retry_After="86400"))
+    server = serve(lambda request_index, connection: send(connection, 429, b"daily quota", Retry_After="86400"))
     (error,) = post(server.url)
     assert isinstance(error, EngineError)
     assert "answered 429: daily quota" in str(error)
@@ -174,30 +174,30 @@ def test_retry_after_a_date_to_come() -> None:
 
 def test_an_answer_without_end_is_cut_off(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_client, "MAX_ANSWER_BYTES", 1 << 20)
-    sent = 0
+    bytes_sent = 0
 
-    def answer(number: int, connection: socket.socket) -> None:
-        nonlocal sent
+    def answer(request_index: int, connection: socket.socket) -> None:
+        nonlocal bytes_sent
         connection.sendall(b'HTTP/1.1 200 X\r\nContent-Length: 99999999999\r\n\r\n"')
         while True:
-            sent += connection.send(b"x" * 65536)
+            bytes_sent += connection.send(b"x" * 65536)
 
     (error,) = post(serve(answer).url)
     assert isinstance(error, EngineError)
     assert "more than 1 MiB" in str(error)
-    assert sent < 64 << 20  # the rest of it is in buffers of the kernel
+    assert bytes_sent < 64 << 20  # the rest of it is in buffers of the kernel
 
 
 def test_nested_json_is_an_engine_error(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_client, "FAULT_WAIT_SECONDS", ())
-    (error,) = post(serve(lambda number, connection: send(connection, 200, b"[" * 100_000)).url)
+    (error,) = post(serve(lambda request_index, connection: send(connection, 200, b"[" * 100_000)).url)
     assert isinstance(error, EngineError)
 
 
 def test_many_failures_in_a_row_stop_the_run(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chat_client, "FAULT_WAIT_SECONDS", ())
     monkeypatch.setattr(chat_client, "MAX_FAILURES_IN_A_ROW", 5)
-    errors = post(serve(lambda number, connection: send(connection, 502, b"bad gateway")).url, 5)
+    errors = post(serve(lambda request_index, connection: send(connection, 502, b"bad gateway")).url, 5)
     assert [type(error) for error in errors].count(EngineError) == 4
     (last,) = (error for error in errors if isinstance(error, UserError))
     assert "5 requests in a row failed" in str(last)
@@ -240,8 +240,8 @@ def test_a_server_that_never_answered_is_not_waited_for_as_one_that_restarts(mon
 def test_the_key_does_not_follow_a_redirect(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither in a request for a reply nor in the check before the first one."""
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    other = serve(lambda number, connection: ok(connection))
-    server = serve(lambda number, connection: send(connection, 307, Location=other.url))
+    other = serve(lambda request_index, connection: ok(connection))
+    server = serve(lambda request_index, connection: send(connection, 307, Location=other.url))
     (error,) = post(server.url)
     assert isinstance(error, EngineError)
     with pytest.raises(UserError, match="redirects to"):

@@ -39,13 +39,13 @@ class Server(BaseHTTPRequestHandler):
     keys: ClassVar[list[str | None]] = []
 
     script: ClassVar[list[tuple[int, Any]]] = []
-    seen: ClassVar[list[dict[str, Any]]] = []
+    requests_received: ClassVar[list[dict[str, Any]]] = []
     model: ClassVar[Any] = None
     tokenizer: ClassVar[Any] = None
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self.seen.append(body)
+        self.requests_received.append(body)
         self.keys.append(self.headers["Authorization"])
         status, answer = self.script.pop(0) if self.script else (200, self.reply(body))
         data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
@@ -79,7 +79,7 @@ def choice(message: dict[str, Any], finish: str = "stop") -> dict[str, Any]:
 @pytest.fixture
 def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     loaded = loader.load_tiny(0)
-    Server.model, Server.tokenizer, Server.script, Server.seen = loaded.model, loaded.tokenizer, [], []
+    Server.model, Server.tokenizer, Server.script, Server.requests_received = loaded.model, loaded.tokenizer, [], []
     Server.keys = []
     monkeypatch.setattr(chat_client, "FAULT_WAIT_SECONDS", (0.01, 0.01))
     monkeypatch.setattr(chat_client, "RATE_LIMIT_WAIT_SECONDS", (0.01,))
@@ -90,7 +90,7 @@ def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     server.server_close()
 
 
-def play(url: str, renderer: Renderer, count: int = 1) -> list[Trajectory]:
+def run_math_episodes(url: str, renderer: Renderer, count: int = 1) -> list[Trajectory]:
     engine = OpenAIEngine(url, "tiny", make_format("hf"), renderer, timeout=20)
     agent = Agent(max_turns=3, sampling=Sampling(max_tokens=6, temperature=0.0))
     planned = plan_attempts(MathEnvironment().tasks("train", count + 1)[1:], 1, 0)
@@ -98,9 +98,9 @@ def play(url: str, renderer: Renderer, count: int = 1) -> list[Trajectory]:
 
 
 def test_episodes_of_a_served_model(url: str, renderer: Renderer) -> None:
-    episodes = play(url, renderer, 4)
+    episodes = run_math_episodes(url, renderer, 4)
     assert all(e.scored for e in episodes)
-    body = Server.seen[0]
+    body = Server.requests_received[0]
     assert [m["role"] for m in body["messages"]] == ["system", "user"]
     assert body["tools"][0]["function"]["name"] == "calculator"
     assert (body["model"], body["max_tokens"], body["temperature"]) == ("tiny", 6, 0.0)
@@ -111,21 +111,21 @@ def test_tool_calls_go_out_and_come_back_in_the_api_s_form(url: str, renderer: R
         (200, choice({"content": None, "tool_calls": [{"id": "x", "type": "function", "function": CALL}]})),
         (200, choice({"content": "17"})),
     ]
-    (episode,) = play(url, renderer)
+    (episode,) = run_math_episodes(url, renderer)
     assert episode.turns[0].action.calls[0].arguments == {"expression": "40-6"}
-    assistant, tool = Server.seen[1]["messages"][2:]
+    assistant, tool = Server.requests_received[1]["messages"][2:]
     assert assistant["tool_calls"][0]["function"]["name"] == "calculator"
     assert tool == {"role": "tool", "content": "34", "tool_call_id": assistant["tool_calls"][0]["id"]}
 
 
 def test_a_passing_fault_is_tried_again(url: str, renderer: Renderer) -> None:
     Server.script[:] = [(503, {}), (429, {})]
-    assert play(url, renderer)[0].scored
-    assert len(Server.seen) >= 3
+    assert run_math_episodes(url, renderer)[0].scored
+    assert len(Server.requests_received) >= 3
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         ((400, {"error": "no such model"}), "answered 400: {\"error\": \"no such model\"}"),
         ((200, {"choices": []}), "without a usable choice"),
@@ -133,18 +133,18 @@ def test_a_passing_fault_is_tried_again(url: str, renderer: Renderer) -> None:
     ],
 )  # fmt: skip
 def test_what_a_server_gets_wrong_is_an_engine_error(
-    url: str, renderer: Renderer, answer: tuple[int, Any], says: str
+    url: str, renderer: Renderer, answer: tuple[int, Any], message: str
 ) -> None:
     Server.script[:] = [answer]
-    (episode,) = play(url, renderer)
+    (episode,) = run_math_episodes(url, renderer)
     assert episode.outcome is Outcome.ENGINE_ERROR
-    assert says in (episode.error or "")
+    assert message in (episode.error or "")
 
 
 def test_a_model_s_broken_arguments_are_an_observation(url: str, renderer: Renderer) -> None:
     broken = [{"id": "x", "type": "function", "function": {"name": "calculator", "arguments": "{oops"}}]
     Server.script[:] = [(200, choice({"tool_calls": broken})), (200, choice({"content": "17"}))]
-    (episode,) = play(url, renderer)
+    (episode,) = run_math_episodes(url, renderer)
     assert episode.outcome is Outcome.SUCCESS
     assert episode.turns[0].action.calls == ()
     assert "not valid JSON" in episode.turns[1].messages[0].content
@@ -155,12 +155,12 @@ def test_a_server_that_is_gone_stops_the_run_with_one_sentence(
 ) -> None:
     monkeypatch.setattr(chat_client, "FIRST_CONNECT_WAIT_SECONDS", (0.01,))
     with pytest.raises(ExceptionGroup) as raised:
-        play("http://127.0.0.1:9", renderer)
+        run_math_episodes("http://127.0.0.1:9", renderer)
     assert raised.group_contains(UserError, match="No server answers at .*; start it and run the same command again")
 
 
 def test_its_episodes_are_refused_for_policy_gradients(url: str, renderer: Renderer) -> None:
-    episodes = play(url, renderer)
+    episodes = run_math_episodes(url, renderer)
     with pytest.raises(UserError, match="no sampling log-probs"):
         build_samples([episodes], [[np.ones(99)]], "token-mean", 1.0)
 
@@ -176,7 +176,7 @@ def test_the_key_goes_to_the_server_that_was_named_and_to_no_other(
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     Server.location = f"{url}/elsewhere"
     Server.script[:] = [(307, {})]
-    (episode,) = play(url, renderer)
+    (episode,) = run_math_episodes(url, renderer)
     assert episode.outcome is Outcome.ENGINE_ERROR
     assert "answered 307" in (episode.error or "")
     assert Server.keys == ["Bearer secret"]
@@ -188,7 +188,7 @@ def test_a_proxy_that_is_not_for_this_server_is_not_used(
     monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    assert play(url, renderer)[0].scored
+    assert run_math_episodes(url, renderer)[0].scored
 
 
 def test_an_error_whose_body_comes_slowly_does_not_hold_up_other_episodes(url: str, renderer: Renderer) -> None:

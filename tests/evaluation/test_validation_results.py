@@ -19,7 +19,7 @@ from practicum.training.validation_results import (
     validation_files,
     write_validation,
 )
-from tests.report.report_files import data_of, write_training
+from tests.report.report_files import embedded_data, write_training
 
 Make = Callable[..., EvalResult]
 
@@ -61,7 +61,7 @@ def test_the_report_shows_both_with_their_verdict(make_result: Make, tmp_path: P
     for step, solved in ((0, 2), (10, 18)):
         write_validation(run, step, make_result("val", [1] * solved + [0] * (20 - solved)))
     (run / "validation" / "step_7.jsonl").write_text("damaged")
-    data = data_of(document(find_runs([run]))[0])
+    data = embedded_data(document(find_runs([run]))[0])
     assert [line["success_rate"] for line in data["runs"][0]["table"]] == [0.1, 0.9]
     (results,) = [one for one in data["comparisons"] if one["trained"]["label"] == "run · validation, step 10"]
     assert results["verdict"] == "better"

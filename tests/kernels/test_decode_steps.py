@@ -30,11 +30,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def play(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
+def generate_all(engine: LocalEngine, requests: list[Request]) -> list[Generation]:
     async def run() -> list[Generation]:
         try:
-            first = await asyncio.gather(*(engine.generate(one) for one in asked))
-            later = replace(asked[0], ids=(*asked[0].ids, *first[0].ids, *range(60, 80)))
+            first = await asyncio.gather(*(engine.generate(request) for request in requests))
+            later = replace(requests[0], ids=(*requests[0].ids, *first[0].ids, *range(60, 80)))
             return [*first, await engine.generate(later)]
         finally:
             await engine.close()
@@ -45,11 +45,15 @@ def play(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
 def make_requests(prompts: Sequence[Sequence[int]], sampling: Sequence[Sampling]) -> list[Request]:
     return [
         Request(
-            tuple(ids), replace(own, max_tokens=3 + number, seed=number), Task("t", "x", "train"), Observation(), (),
-            session=f"s{number}",
+            tuple(ids),
+            replace(row_sampling, max_tokens=3 + index, seed=index),
+            Task("t", "x", "train"),
+            Observation(),
+            (),
+            session=f"s{index}",
         )
-        for number, (ids, own) in enumerate(zip(prompts, sampling, strict=True))
-    ]  # fmt: skip
+        for index, (ids, row_sampling) in enumerate(zip(prompts, sampling, strict=True))
+    ]
 
 
 @pytest.mark.parametrize(("name", "fused"), [("llama", False), ("llama", True), ("qwen2", True), ("qwen3", True)])
@@ -67,27 +71,29 @@ def test_steps_in_the_interpreter_are_those_of_the_cpu(
     model = build_model(name)
     shared = range(30, 100)
     requests = make_requests([shared, shared, range(100, 107)], [Sampling(1.0), Sampling(0.8), Sampling(0.0)])
-    expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
+    expected = generate_all(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
 
     capacities: set[int] = set()
-    joint: set[bool] = set()
+    joint_reads: set[bool] = set()
     attend = decode_attention.attend
 
-    def watched(query: Tensor, kv: LayerPages, slots: Tensor, positions: Tensor, groups: Any, together: bool) -> Tensor:
+    def recorded_attend(
+        query: Tensor, kv: LayerPages, slots: Tensor, positions: Tensor, groups: Any, together: bool
+    ) -> Tensor:
         capacities.add(kv.capacity)
-        joint.add(together)
+        joint_reads.add(together)
         return attend(query, kv, slots, positions, groups, together)
 
-    monkeypatch.setattr(decode_attention, "attend", watched)
+    monkeypatch.setattr(decode_attention, "attend", recorded_attend)
     monkeypatch.setattr("practicum.engines.local.cuda_kv_cache.KEY_BUCKET", 16)  # the capacity grows on the way
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=4, runner=CudaRunner)
-    replies = play(engine, requests)
+    replies = generate_all(engine, requests)
     assert len(capacities) > 1
-    assert joint == {True, False}
+    assert joint_reads == {True, False}
     assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
     assert [reply.stop_reason for reply in replies] == [reply.stop_reason for reply in expected]
-    for mine, other in zip(replies, expected, strict=True):
-        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for reply, other in zip(replies, expected, strict=True):
+        assert reply.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,17 +102,19 @@ def test_filtered_sampling_is_that_of_the_cpu(renderer: Renderer, monkeypatch: p
     monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", 0)
     model = build_model("llama")
     params = [(1.0, 0, 0.8, 0.0), (0.7, 5, 1.0, 0.0), (0.0, 0, 0.5, 0.0), (1.0, 3, 0.6, 0.1), (1.0, 0, 1.0, 0.0)]
-    sampling = [Sampling(heat, top_k=top_k, top_p=top_p, min_p=min_p) for heat, top_k, top_p, min_p in params]
+    sampling = [
+        Sampling(temperature, top_k=top_k, top_p=top_p, min_p=min_p) for temperature, top_k, top_p, min_p in params
+    ]
     requests = make_requests([range(30, 100)] * len(params), sampling)
-    expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
+    expected = generate_all(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=2, runner=CudaRunner)
-    replies = play(engine, requests)
+    replies = generate_all(engine, requests)
     assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
     assert [reply.kept for reply in replies] == [reply.kept for reply in expected]
     assert isinstance(engine.runner, CudaRunner)
     assert int(engine.runner.state.position[engine.kv_cache.padding_slot]) == 0
-    for mine, other in zip(replies, expected, strict=True):
-        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for reply, other in zip(replies, expected, strict=True):
+        assert reply.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_replies_of_adapters_are_those_of_the_cpu(renderer: Renderer) -> None:
@@ -122,9 +130,9 @@ def test_replies_of_adapters_are_those_of_the_cpu(renderer: Renderer) -> None:
             if "lora_B" in key:
                 torch.nn.init.normal_(parameter, std=0.05)
     names = ("a", "", "b", "a")
-    asked = [
-        replace(one, adapter=name)
-        for one, name in zip(make_requests([range(30, 40)] * 4, [Sampling(1.0)] * 4), names, strict=True)
+    requests = [
+        replace(request, adapter=name)
+        for request, name in zip(make_requests([range(30, 40)] * 4, [Sampling(1.0)] * 4), names, strict=True)
     ]
 
     async def run(engine: LocalEngine) -> list[Generation]:
@@ -132,7 +140,7 @@ def test_replies_of_adapters_are_those_of_the_cpu(renderer: Renderer) -> None:
         for first, second in ((0, 1), (1, 0)):
             await engine.load_adapter("a", adapters[first])
             await engine.load_adapter("b", adapters[second])
-            replies += await asyncio.gather(*(engine.generate(one) for one in asked))
+            replies += await asyncio.gather(*(engine.generate(request) for request in requests))
         await engine.close()
         return replies
 
@@ -141,8 +149,8 @@ def test_replies_of_adapters_are_those_of_the_cpu(renderer: Renderer) -> None:
     replies = asyncio.run(run(engine))
     assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
     assert len({reply.logprobs for reply in replies}) > 4  # the adapters matter
-    for mine, other in zip(replies, expected, strict=True):
-        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for reply, other in zip(replies, expected, strict=True):
+        assert reply.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -158,20 +166,22 @@ def test_constrained_replies_are_those_of_the_cpu(steps: int, renderer: Renderer
         {"type": "choice", "choice": ["x", "yz"]},
     ]
     sampling = [Sampling(1.0), Sampling(0.8), Sampling(1.0, top_k=4), Sampling(0.0)]
-    prompts = [range(30, 36 + number % 5) for number in range(12)]
-    asked = [
+    prompts = [range(30, 36 + index % 5) for index in range(12)]
+    requests = [
         replace(
-            one, response_format=forms[number % 4], sampling=replace(one.sampling, max_tokens=3 if number == 5 else 14)
+            request,
+            response_format=forms[index % 4],
+            sampling=replace(request.sampling, max_tokens=3 if index == 5 else 14),
         )
-        for number, one in enumerate(make_requests(prompts, [sampling[number % 4] for number in range(12)]))
+        for index, request in enumerate(make_requests(prompts, [sampling[index % 4] for index in range(12)]))
     ]
-    expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
+    expected = generate_all(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=steps, runner=CudaRunner)
-    replies = play(engine, asked)
+    replies = generate_all(engine, requests)
     assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
     assert [reply.stop_reason for reply in replies] == [reply.stop_reason for reply in expected]
-    for mine, other in zip(replies, expected, strict=True):
-        assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
+    for reply, other in zip(replies, expected, strict=True):
+        assert reply.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_the_most_likely_tokens_are_those_of_the_cpu(renderer: Renderer) -> None:
@@ -180,22 +190,24 @@ def test_the_most_likely_tokens_are_those_of_the_cpu(renderer: Renderer) -> None
 
     model = build_model("llama")
     sampling = [Sampling(1.0), Sampling(0.7, top_k=5), Sampling(0.0), Sampling(1.3, top_p=0.8)]
-    plain = make_requests([range(30, 36 + number % 5) for number in range(10)], [*sampling, *sampling, *sampling[:2]])
+    plain = make_requests([range(30, 36 + index % 5) for index in range(10)], [*sampling, *sampling, *sampling[:2]])
     plain[9] = replace(plain[9], response_format={"type": "choice", "choice": ["x", "yz"]})
-    asked = [replace(one, top_logprobs=(3, 0, MAX_TOP_LOGPROBS)[number % 3]) for number, one in enumerate(plain)]
+    requests = [
+        replace(request, top_logprobs=(3, 0, MAX_TOP_LOGPROBS)[index % 3]) for index, request in enumerate(plain)
+    ]
 
-    def play_on_gpu(requests: list[Request]) -> list[Generation]:
+    def generate_on_gpu(requests: list[Request]) -> list[Generation]:
         engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1, steps_per_decode=3, runner=CudaRunner)
-        return play(engine, requests)
+        return generate_all(engine, requests)
 
-    expected = play(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), asked)
-    replies = play_on_gpu(asked)
+    expected = generate_all(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), requests)
+    replies = generate_on_gpu(requests)
     assert [reply.ids for reply in replies] == [reply.ids for reply in expected]
-    assert [reply.logprobs for reply in replies] == [reply.logprobs for reply in play_on_gpu(plain)]
+    assert [reply.logprobs for reply in replies] == [reply.logprobs for reply in generate_on_gpu(plain)]
     assert {len(top) for top in replies[5].top_logprobs} == {5}, "top-k leaves five of the twenty that were asked for"
-    for request, mine, other in zip([*asked, asked[0]], replies, expected, strict=True):
-        assert len(mine.top_logprobs) == (len(mine.ids) if request.top_logprobs else 0)
-        for found, known in zip(mine.top_logprobs, other.top_logprobs, strict=True):
-            assert len(found) <= request.top_logprobs
-            assert [value for _, value in found] == pytest.approx([value for _, value in known], abs=1e-4)
-            assert dict(found) == pytest.approx(dict(known), abs=1e-4)
+    for request, reply, other in zip([*requests, requests[0]], replies, expected, strict=True):
+        assert len(reply.top_logprobs) == (len(reply.ids) if request.top_logprobs else 0)
+        for actual, reference in zip(reply.top_logprobs, other.top_logprobs, strict=True):
+            assert len(actual) <= request.top_logprobs
+            assert [value for _, value in actual] == pytest.approx([value for _, value in reference], abs=1e-4)
+            assert dict(actual) == pytest.approx(dict(reference), abs=1e-4)

@@ -20,19 +20,19 @@ ROWS = [3, 130] if INTERPRETED else [1, 16, 40, 100, 130, 300, 1024]
 
 
 @pytest.fixture(autouse=True)
-def steady() -> None:
+def fixed_seed() -> None:
     torch.manual_seed(0)
     if not INTERPRETED:
         loader.set_batch_invariant_matmul()
 
 
-def number(*shape: int) -> Tensor:
+def random_tensor(*shape: int) -> Tensor:
     return torch.randn(*shape, device=DEVICE).to(DTYPE)
 
 
-def same(found: Tensor, expected: Tensor) -> None:
+def assert_same(actual: Tensor, expected: Tensor) -> None:
     """To the bit on a GPU; NumPy, which multiplies in the interpreter, sums in an order of its own."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 if INTERPRETED else 0)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-4 if INTERPRETED else 0)
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -41,8 +41,8 @@ def test_silu_and_mul(rows: int, size: int, width: int) -> None:
     from practicum.kernels.fused_layers import silu_and_mul
     from practicum.kernels.fused_matmul import matmul_silu_and_mul
 
-    x, weight = number(rows, size), number(2 * width, size) * 0.1
-    same(matmul_silu_and_mul(x, weight), silu_and_mul(F.linear(x, weight)))
+    x, weight = random_tensor(rows, size), random_tensor(2 * width, size) * 0.1
+    assert_same(matmul_silu_and_mul(x, weight), silu_and_mul(F.linear(x, weight)))
 
 
 @pytest.mark.parametrize("rows", ROWS)
@@ -56,15 +56,19 @@ def test_rope(rows: int, biased: bool, size: int, heads: int, kv_heads: int, hea
     from practicum.kernels.fused_matmul import matmul_rope
 
     outputs = (heads + 2 * kv_heads) * head_size
-    x, weight, bias = number(rows, size), number(outputs, size) * 0.1, number(outputs) if biased else None
+    x, weight, bias = (
+        random_tensor(rows, size),
+        random_tensor(outputs, size) * 0.1,
+        random_tensor(outputs) if biased else None,
+    )
     angles = torch.randn(130, head_size, device=DEVICE)
     tables = angles.cos(), angles.sin()
     slots, positions = torch.randperm(rows + 1, device=DEVICE)[:rows], torch.randint(0, 130, (rows,), device=DEVICE)
     empty = torch.zeros(2, rows + 1, kv_heads, 130, head_size, dtype=DTYPE, device=DEVICE)
-    kept, expected = PagedRows(empty), PagedRows(empty)
-    wanted = rope_and_store(F.linear(x, weight, bias), expected.layer, slots, positions, tables, heads, None, 1e-5)
-    same(matmul_rope(x, weight, bias, kept.layer, slots, positions, tables, heads), wanted)
-    same(kept.rows(), expected.rows())
-    rows_written = kept.rows()[:, slots, :, positions]
+    result, expected = PagedRows(empty), PagedRows(empty)
+    query = rope_and_store(F.linear(x, weight, bias), expected.layer, slots, positions, tables, heads, None, 1e-5)
+    assert_same(matmul_rope(x, weight, bias, result.layer, slots, positions, tables, heads), query)
+    assert_same(result.rows(), expected.rows())
+    rows_written = result.rows()[:, slots, :, positions]
     assert (rows_written.abs().amax(-1) > 0).all()
-    assert int((kept.rows() != 0).any(-1).sum()) == rows * 2 * kv_heads, "nothing else is written"
+    assert int((result.rows() != 0).any(-1).sum()) == rows * 2 * kv_heads, "nothing else is written"

@@ -51,8 +51,8 @@ def test_a_choice_gives_the_bits_of_the_learner() -> None:
     choices = ProductChoices()
     with torch.inference_mode(), torch.cuda.stream(torch.cuda.Stream()):
         x = torch.randn(4096, 8960, device="cuda").to(DTYPE)
-        many = F.linear(x, layers[1].linears[0].weight)
+        many_rows = F.linear(x, layers[1].linears[0].weight)
         for rows in (8, 32, 64, 128):
-            assert torch.equal(choices.linear(layers[1], x[:rows].contiguous(), layers), many[:rows])
+            assert torch.equal(choices.linear(layers[1], x[:rows].contiguous(), layers), many_rows[:rows])
         torch.cuda.current_stream().synchronize()
     assert len(choices.tiles) == 4

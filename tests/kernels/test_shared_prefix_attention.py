@@ -15,9 +15,9 @@ pytestmark = pytest.mark.skipif(not (INTERPRETED or torch.cuda.is_available()), 
 DTYPES = [torch.float32] if INTERPRETED else [torch.float32, torch.bfloat16]
 
 
-def same(found: torch.Tensor, expected: torch.Tensor) -> None:
+def assert_same(actual: torch.Tensor, expected: torch.Tensor) -> None:
     """To the bit on a GPU; NumPy, which multiplies in the interpreter, rounds by how many rows there are."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 if INTERPRETED else 0)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6 if INTERPRETED else 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -48,9 +48,9 @@ def test_joint_reads_and_single_reads_give_the_same_bits(
     paged = PagedRows(kv)
     alone = decode_attention.attend(query, paged.layer, slots, positions)
     batch = SharedPrefixBatch(member_rows, leaders, lengths, row_lengths)
-    same(decode_attention.attend(query, paged.layer, slots, positions, batch, True), alone)
+    assert_same(decode_attention.attend(query, paged.layer, slots, positions, batch, True), alone)
     for index, members in enumerate(groups.values()):  # and they do read their leader's keys
-        others = [slots[number] for number in members[:-1]]
+        others = [slots[index] for index in members[:-1]]
         kv[:, others, :, : lengths[index]] = 100.0
     paged.write(kv)
-    same(decode_attention.attend(query, paged.layer, slots, positions, batch, True), alone)
+    assert_same(decode_attention.attend(query, paged.layer, slots, positions, batch, True), alone)

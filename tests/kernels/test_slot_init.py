@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from practicum.engines.local.runner import uniforms
+from practicum.engines.local.sampling import uniforms
 
 INTERPRETED = bool(os.environ.get("TRITON_INTERPRET"))
 DEVICE = torch.device("cpu" if INTERPRETED else "cuda")
@@ -29,12 +29,12 @@ def test_parameters_and_random_numbers_are_those_of_the_cpu() -> None:
     fields = (last, position, temperature, top_k, top_p, step)
     slot_init.init_slots(slot_init.pack(rows).to(DEVICE), 1300, fields, noise)
     expected = uniforms(seeds, 1300)
-    for number, row in enumerate(rows):
+    for index, row in enumerate(rows):
         values = [int(field[row.slot]) for field in (last, position, top_k, step)]
         assert values == [row.last_id, row.position, row.top_k, 0]
         assert float(temperature[row.slot]) == pytest.approx(row.temperature)
         assert float(top_p[row.slot]) == pytest.approx(row.top_p)
-        assert torch.equal(noise[row.slot, :1300].cpu(), expected[number])
+        assert torch.equal(noise[row.slot, :1300].cpu(), expected[index])
     assert bool((noise[:, 1300:] == -1).all())
     assert bool((noise[[1, 4, 5]] == -1).all())
     assert last[[1, 4, 5]].tolist() == [-1] * 3

@@ -36,8 +36,8 @@ HALF = torch.float16 if INTERPRETED else torch.bfloat16
 """The interpreter does not support bfloat16."""
 
 
-def near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
-    error = float((found.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
+def assert_near(actual: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
+    error = float((actual.double() - expected.double()).norm() / expected.double().norm().clamp(min=1e-12))
     assert error < (1e-5 if dtype == torch.float32 else 2e-2), error
 
 
@@ -45,16 +45,18 @@ def compare(
     dtype: torch.dtype, run: Callable[..., Sequence[Tensor]], plain: Callable[..., Sequence[Tensor]], *inputs: Tensor
 ) -> None:
     """Outputs and the gradients of all inputs, for random gradients of the outputs."""
-    mine = [value.to(DEVICE, dtype).requires_grad_() for value in inputs]
-    exact = [value.detach().double().requires_grad_() for value in mine]
-    outputs, expected = run(*mine), plain(*exact)
-    asked = [torch.randn_like(value) for value in outputs]
-    torch.autograd.backward(list(outputs), asked)
-    torch.autograd.backward(list(expected), [value.double() for value in asked])
-    for found, known in zip([*outputs, *(x.grad for x in mine)], [*expected, *(x.grad for x in exact)], strict=True):
-        assert found is not None
-        assert known is not None
-        near(found, known, dtype)
+    tensors = [value.to(DEVICE, dtype).requires_grad_() for value in inputs]
+    exact = [value.detach().double().requires_grad_() for value in tensors]
+    outputs, expected = run(*tensors), plain(*exact)
+    gradients = [torch.randn_like(value) for value in outputs]
+    torch.autograd.backward(list(outputs), gradients)
+    torch.autograd.backward(list(expected), [value.double() for value in gradients])
+    for actual, reference in zip(
+        [*outputs, *(x.grad for x in tensors)], [*expected, *(x.grad for x in exact)], strict=True
+    ):
+        assert actual is not None
+        assert reference is not None
+        assert_near(actual, reference, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -79,18 +81,18 @@ def test_add_norm(dtype: torch.dtype, rows: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gate(dtype: torch.dtype) -> None:
+def test_silu_and_mul_gradients(dtype: torch.dtype) -> None:
     from practicum.kernels.fused_layers import SiluAndMul
 
     def plain(joined: Tensor) -> tuple[Tensor]:
-        left, right = joined.chunk(2, -1)
-        return (F.silu(left) * right,)
+        gate, right = joined.chunk(2, -1)
+        return (F.silu(gate) * right,)
 
     torch.manual_seed(0)
     compare(dtype, lambda joined: (SiluAndMul.apply(joined),), plain, torch.randn(50, 2 * 1500))
 
 
-def there(tree: PrefixTree) -> BlockAttentionPlan:
+def attention_plan(tree: PrefixTree) -> BlockAttentionPlan:
     return BlockAttentionPlan(*(array.to(DEVICE) for array in tree.block_plan().arrays()))
 
 
@@ -98,7 +100,7 @@ def trees(seed: int, groups: int, longest: int) -> list[Sample]:
     """Chains that share their prompts, which share a beginning."""
     rng = np.random.default_rng(seed)
     begin = rng.integers(1, 9, 20).tolist()
-    made = []
+    samples = []
     for _ in range(groups):
         prompt = begin + rng.integers(1, 9, rng.integers(1, longest)).tolist()
         for _ in range(3):
@@ -106,8 +108,8 @@ def trees(seed: int, groups: int, longest: int) -> list[Sample]:
             mask = np.arange(len(ids)) >= len(prompt)
             paint = mask.astype(np.float32)
             advantage = paint * np.float32(rng.normal())
-            made.append(Sample(ids, mask, paint, advantage, -rng.random(len(ids)).astype(np.float32), 0.7))
-    return made
+            samples.append(Sample(ids, mask, paint, advantage, -rng.random(len(ids)).astype(np.float32), 0.7))
+    return samples
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -121,11 +123,11 @@ def test_attention_over_a_prefix_tree(dtype: torch.dtype, heads: int, kv_heads: 
     batch = sort_samples(trees(0, 3 if INTERPRETED else 12, 50 if INTERPRETED else 200))
     tree = build_tree(batch.inputs, batch.shared)
     ends, positions = torch.from_numpy(tree.subtree_ends).to(DEVICE), torch.from_numpy(tree.depths).to(DEVICE)
-    number = torch.arange(len(ends), device=DEVICE)
-    seen = (number[None, :] <= number[:, None]) & (number[:, None] < ends[None, :])
+    index = torch.arange(len(ends), device=DEVICE)
+    visible = (index[None, :] <= index[:, None]) & (index[:, None] < ends[None, :])
     angle = torch.arange(int(positions.max()) + 1)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
     cos, sin = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
-    plan = there(tree)
+    plan = attention_plan(tree)
 
     def plain(joined: Tensor) -> tuple[Tensor]:
         parts = joined.view(len(joined), -1, size)
@@ -134,8 +136,8 @@ def test_attention_over_a_prefix_tree(dtype: torch.dtype, heads: int, kv_heads: 
         rotated = rotated + unrotated.roll(size // 2, -1) * sin[positions][:, None].double()
         q, k, v = rotated[:, :heads], rotated[:, heads:], parts[:, -kv_heads:]
         k, v = (x.repeat_interleave(heads // kv_heads, 1) for x in (k, v))
-        mixed = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=seen)
-        return (mixed[0].transpose(0, 1).flatten(1),)
+        attended = F.scaled_dot_product_attention(*(x.transpose(0, 1)[None] for x in (q, k, v)), attn_mask=visible)
+        return (attended[0].transpose(0, 1).flatten(1),)
 
     def run(joined: Tensor) -> tuple[Tensor]:
         return (TreeAttention.apply(joined.clone(), positions, (cos, sin), plan, heads, kv_heads),)
@@ -165,13 +167,15 @@ def test_decode_prefill_and_training_attend_in_one_order_of_keys(
     angle = torch.arange(longest)[:, None] * torch.logspace(0, -2, size // 2)[None, :]
     tables = angle.cos().repeat(1, 2).to(DEVICE), torch.cat((-angle.sin(), angle.sin()), -1).to(DEVICE)
     joined = torch.randn(len(positions), (heads + 2 * kv_heads) * size).to(DEVICE, HALF)
-    learned = tree_attention.TreeAttention.apply(joined.clone(), positions, tables, there(tree), heads, kv_heads)
+    learned = tree_attention.TreeAttention.apply(
+        joined.clone(), positions, tables, attention_plan(tree), heads, kv_heads
+    )
 
-    def same(found: Tensor, numbers: Tensor) -> None:
+    def assert_same(actual: Tensor, indices: Tensor) -> None:
         if INTERPRETED:  # NumPy's products depend on their shape
-            assert torch.allclose(found.float(), learned[numbers].float(), atol=2e-3)
+            assert torch.allclose(actual.float(), learned[indices].float(), atol=2e-3)
         else:
-            assert torch.equal(found, learned[numbers])
+            assert torch.equal(actual, learned[indices])
 
     rope_(joined, positions, tables, heads + kv_heads, size)
     paths = [torch.from_numpy(path).to(DEVICE) for path in tree.paths]
@@ -180,16 +184,18 @@ def test_decode_prefill_and_training_attend_in_one_order_of_keys(
         parts = joined[path].view(len(path), -1, size)[:, heads:].unflatten(1, (2, kv_heads))
         kv[:, row, :, : len(path)] = parts.permute(1, 2, 0, 3)
     pages, slots = PagedRows(kv), torch.arange(len(paths), device=DEVICE)
-    tips = torch.stack([path[-1] for path in paths])
-    query = joined[tips, : heads * size].view(len(tips), heads, size)
-    same(decode_attention.attend(query, pages.layer, slots, positions[tips]), tips)
-    numbers, *sizes = prefill_attention.pack([(row, path.tolist(), 0) for row, path in enumerate(paths)])
-    where = prefill_attention.unpack(numbers.to(DEVICE), *sizes)
-    same(prefill_attention.attend(joined[torch.cat(paths)], pages.layer, where, heads), torch.cat(paths))
+    leaf_indices = torch.stack([path[-1] for path in paths])
+    query = joined[leaf_indices, : heads * size].view(len(leaf_indices), heads, size)
+    assert_same(decode_attention.attend(query, pages.layer, slots, positions[leaf_indices]), leaf_indices)
+    indices, *sizes = prefill_attention.pack([(row, path.tolist(), 0) for row, path in enumerate(paths)])
+    packed_prompts = prefill_attention.unpack(indices.to(DEVICE), *sizes)
+    assert_same(
+        prefill_attention.attend(joined[torch.cat(paths)], pages.layer, packed_prompts, heads), torch.cat(paths)
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_head_logprobs(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from practicum.kernels import lm_head
 
     torch.manual_seed(0)
@@ -209,7 +215,7 @@ def test_head(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_head_over_the_tokens_that_could_be_sampled(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lm_head_over_the_tokens_that_could_be_sampled(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     from practicum.kernels import lm_head
 
     torch.manual_seed(0)
@@ -220,8 +226,8 @@ def test_head_over_the_tokens_that_could_be_sampled(dtype: torch.dtype, monkeypa
     rows = torch.randint(-1, 4, (count,))
     targets = torch.stack([torch.randint(0, 288, ()) if row < 0 else allowed[row].nonzero()[0, 0] for row in rows])
     table = torch.from_numpy(np.packbits(allowed.numpy(), axis=1, bitorder="little").view(np.int32)).to(DEVICE)
-    wide = torch.cat([allowed, torch.zeros(4, vocabulary - 288, dtype=torch.bool)], 1)
-    forbidden = ((rows >= 0)[:, None] & ~wide[rows.clamp(min=0)]).to(DEVICE)
+    wide_mask = torch.cat([allowed, torch.zeros(4, vocabulary - 288, dtype=torch.bool)], 1)
+    forbidden = ((rows >= 0)[:, None] & ~wide_mask[rows.clamp(min=0)]).to(DEVICE)
     rows, targets = rows.to(DEVICE), targets.to(DEVICE)
 
     def plain(states: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -246,25 +252,25 @@ def test_gradients_of_a_whole_model(name: str, checkpointing: bool, monkeypatch:
     from practicum.training import micro_batches as packing
 
     samples = trees(1, 2, 20)
-    objective, trained = policy_gradient(entropy_coeff=0.01), float(sum(int(one.mask.sum()) for one in samples))
+    objective, trained = policy_gradient(entropy_coeff=0.01), float(sum(int(sample.mask.sum()) for sample in samples))
     plain = build_model(name)
     learner = Learner(Decoder(plain), OptimizerSettings(grad_clip=0.0), MicroBatchLimits(64), threads=1)
-    known = learner.update(samples, trained, objective, 0.0)
+    expected = learner.update(samples, trained, objective, 0.0)
     model = build_model(name).to(DEVICE)
     decoder = Decoder(model)
     decoder.checkpointing = checkpointing
     if INTERPRETED:
         monkeypatch.setattr(packing, "attention_plan", lambda tree, device: tree.block_plan())
         monkeypatch.setattr(forward, "fused_head", lambda decoder: True)
-    found = Learner(decoder, OptimizerSettings(grad_clip=0.0), MicroBatchLimits(64), threads=1).update(
+    actual = Learner(decoder, OptimizerSettings(grad_clip=0.0), MicroBatchLimits(64), threads=1).update(
         samples, trained, objective, 0.0
     )
     for key in ("actor/loss", "actor/grad_norm", "actor/entropy", "mismatch/logprob/mean"):
-        assert found[key] == pytest.approx(known[key], rel=1e-4), key
-    for (label, one), other in zip(plain.named_parameters(), model.parameters(), strict=True):
-        assert one.grad is not None, label
+        assert actual[key] == pytest.approx(expected[key], rel=1e-4), key
+    for (label, parameter), other in zip(plain.named_parameters(), model.parameters(), strict=True):
+        assert parameter.grad is not None, label
         assert other.grad is not None, label
-        near(other.grad.cpu(), one.grad, torch.float32 if INTERPRETED else torch.bfloat16)
+        assert_near(other.grad.cpu(), parameter.grad, torch.float32 if INTERPRETED else torch.bfloat16)
 
 
 def test_half_precision_weights_have_a_float32_residual_stream() -> None:
@@ -286,21 +292,23 @@ def test_half_precision_weights_have_a_float32_residual_stream() -> None:
     batch = sort_samples(trees(5, 1, 12))
     tree = build_tree(batch.inputs, batch.shared)
     ids, positions = torch.from_numpy(tree.ids).to(DEVICE), torch.from_numpy(tree.depths).to(DEVICE)
-    plan = there(tree)
+    plan = attention_plan(tree)
     model = build_model("llama").to(DEVICE, HALF)
     hidden = packed_hidden(Decoder(model), ids, positions, plan)
     assert hidden.dtype == HALF
-    asked = torch.randn(hidden.shape, device=DEVICE)
-    (hidden.float() * asked).sum().backward()
+    gradient = torch.randn(hidden.shape, device=DEVICE)
+    (hidden.float() * gradient).sum().backward()
     exact_model = build_model("llama").to(HALF).to(DEVICE).float()
-    wide = packed_hidden(Decoder(exact_model), ids, positions, plan)
-    near(hidden, wide, torch.bfloat16)
-    (wide * asked).sum().backward()
-    for mine, known in zip(model.parameters(), exact_model.parameters(), strict=True):
-        if known.grad is not None:
-            assert mine.grad is not None
-            assert mine.grad.dtype == HALF
-            error = float((mine.grad.double() - known.grad.double()).norm() / known.grad.double().norm())
+    expected = packed_hidden(Decoder(exact_model), ids, positions, plan)
+    assert_near(hidden, expected, torch.bfloat16)
+    (expected * gradient).sum().backward()
+    for parameter, exact_parameter in zip(model.parameters(), exact_model.parameters(), strict=True):
+        if exact_parameter.grad is not None:
+            assert parameter.grad is not None
+            assert parameter.grad.dtype == HALF
+            error = float(
+                (parameter.grad.double() - exact_parameter.grad.double()).norm() / exact_parameter.grad.double().norm()
+            )
             assert error < 0.1, error
 
 
@@ -310,8 +318,8 @@ def test_replayed_graphs_give_the_same_gradients(name: str) -> None:
     from practicum.models.decoder import Decoder
 
     samples = trees(3, 6, 60)
-    trained = float(sum(int(one.mask.sum()) for one in samples))
-    found = []
+    trained = float(sum(int(sample.mask.sum()) for sample in samples))
+    results = []
     for replay in (False, True):
         model = build_model(name).to(DEVICE, torch.bfloat16)
         learner = Learner(Decoder(model), OptimizerSettings(), MicroBatchLimits(512), threads=1)
@@ -319,15 +327,15 @@ def test_replayed_graphs_give_the_same_gradients(name: str) -> None:
         metrics = [learner.update(samples, trained, POLICY_GRADIENT, 0.0) for _ in range(2)]
         assert isinstance(learner.optimizer, MasterAdamW)
         assert metrics[0] == metrics[1]
-        found.append((metrics[0], learner.optimizer.accumulated))
-    (plain, gradient), (replayed, other) = found
+        results.append((metrics[0], learner.optimizer.accumulated))
+    (plain, gradient), (replayed, other) = results
     assert replayed == pytest.approx(plain, rel=2e-2, abs=1e-4)
     assert gradient is not None
     assert other is not None
-    near(other, gradient, torch.bfloat16)
+    assert_near(other, gradient, torch.bfloat16)
 
 
-def test_the_pieces_are_the_same_sizes_on_either_device() -> None:
+def test_micro_batches_have_the_same_sizes_on_both_devices() -> None:
     samples = trees(2, 5, 30)
-    there = [len(micro.ids) for micro in micro_batches(samples, MicroBatchLimits(128), DEVICE)]
-    assert there == [len(micro.ids) for micro in micro_batches(samples, MicroBatchLimits(128))]
+    sizes = [len(micro.ids) for micro in micro_batches(samples, MicroBatchLimits(128), DEVICE)]
+    assert sizes == [len(micro.ids) for micro in micro_batches(samples, MicroBatchLimits(128))]

@@ -15,12 +15,9 @@ SMALL = [
     "critic.model.path=null", "data.train_batch_size=2", "data.val_batch_size=2", "trainer.n_gpus_per_node=0",
     "actor_rollout_ref.actor.ppo_mini_batch_size=2", "critic.ppo_mini_batch_size=null", "agent.template=chatml",
     "actor_rollout_ref.rollout.response_length=12", "trainer.total_training_steps=2", "trainer.test_freq=1",
-    "trainer.save_freq=1",
+    "trainer.save_freq=1", "actor_rollout_ref.rollout.tensor_model_parallel_size=1",
 ]  # fmt: skip
-SERVER_KEYS = (
-    "actor_rollout_ref.rollout.tensor_model_parallel_size",
-    "actor_rollout_ref.rollout.gpu_memory_utilization",
-)
+GPU_MEMORY = "actor_rollout_ref.rollout.gpu_memory_utilization"
 ROWS = {
     "math": [{"question": "What is 2+3?", "answer": "5"}, {"question": "What is 4*5?", "answer": "20"}],
     "search": [{"question": "Who wrote Mivar?", "answer": "Ada"}, {"question": "Who wrote Dolke?", "answer": "Ben"}],
@@ -42,7 +39,7 @@ def run_command(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *mor
     monkeypatch.setenv("PRACTICUM_SEARCH_CORPUS", str(corpus))
     monkeypatch.setenv("WANDB_MODE", "offline")
     files = [f"data.train_files={data}", f"data.val_files={data}", f"trainer.default_local_dir={tmp_path}"]
-    value = [part for part in COMMANDS[name] if not part.startswith(SERVER_KEYS)]
+    value = [part for part in COMMANDS[name] if not part.startswith(GPU_MEMORY)]
     return main(["train", *value, *SMALL, *files, *more])
 
 

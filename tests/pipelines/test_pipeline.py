@@ -20,7 +20,7 @@ import torch
 from practicum.cli.main import main
 from practicum.config.pipeline import AGENTGYM_ENVIRONMENTS, PipelineConfig
 from practicum.errors import UserError
-from practicum.pipeline import stages
+from practicum.pipeline import log, stages
 from practicum.pipeline.log import PipelineLog
 from practicum.training import settings
 
@@ -127,6 +127,41 @@ def test_a_stage_begins_without_the_models_of_the_one_before(tmp_path: Path) -> 
     assert there() is not None
     with usage.stage("eval-sft"):
         assert there() is None
+
+
+class FakeCuda:
+    """A GPU's counters, in bytes."""
+
+    def __init__(self) -> None:
+        self.allocated = self.peak = 0
+
+    def allocate(self, size: int) -> None:
+        self.allocated += size
+        self.peak = max(self.peak, self.allocated)
+
+    def memory_allocated(self) -> int:
+        return self.allocated
+
+    def max_memory_allocated(self) -> int:
+        return self.peak
+
+    max_memory_reserved = max_memory_allocated
+
+    def reset_peak_memory_stats(self) -> None:
+        self.peak = self.allocated
+
+
+def test_a_stage_says_what_was_on_the_gpu_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = FakeCuda()
+    monkeypatch.setattr(log, "_cuda", lambda: gpu)
+    usage = PipelineLog(tmp_path)
+    with usage.stage("sft"):
+        gpu.allocate(300_000_000)
+    gpu.allocate(-290_000_000)
+    with usage.stage("eval-sft"):
+        gpu.allocate(20_000_000)
+    record = json.loads((tmp_path / "stages.json").read_text())
+    assert [(s["gpu_start_mb"], s["gpu_peak_mb"]) for s in record.values()] == [(0, 300), (10, 30)]
 
 
 def test_cut_short_in_every_stage_and_resumed(

@@ -22,8 +22,8 @@ from practicum.quickstart import DEMONSTRATIONS, LEVELS, RL_LEVELS, Quickstart, 
 from practicum.task import Task
 from practicum.training import build
 from practicum.training.sft import planned_steps
-from tests.report.browser_pages import Watched
-from tests.report.report_files import CHROMIUM, a_browser
+from tests.report.browser_pages import PageRecorder
+from tests.report.report_files import CHROMIUM, launch_chromium
 
 from .short_problems import ShortProblems
 
@@ -68,9 +68,9 @@ def test_its_page_has_the_stages_in_order_with_their_verdicts(finished: Path, tm
     pytest.importorskip("playwright.sync_api")
     path = tmp_path / "report.html"
     assert main(["report", str(finished), "-o", str(path)]) == 0
-    with a_browser() as browser, Watched(browser) as watched:
-        watched.page.goto(path.as_uri())
-        block = watched.page.locator("#result .result").first
+    with launch_chromium() as browser, PageRecorder(browser) as recorder:
+        recorder.page.goto(path.as_uri())
+        block = recorder.page.locator("#result .result").first
         rows = [" ".join(text.split()) for text in block.locator("tbody tr").all_inner_texts()]
         assert [row.split()[0] for row in rows] == ["base", "sft", "rl"]
         assert "baseline" in rows[0]

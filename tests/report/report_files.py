@@ -25,7 +25,7 @@ FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "-
 
 
 @contextmanager
-def a_browser() -> Iterator[Any]:
+def launch_chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
@@ -36,13 +36,17 @@ def a_browser() -> Iterator[Any]:
             browser.close()
 
 
-def a_turn(tokenizer: PreTrainedTokenizerBase | None, question: str, reply: str, **changed: Any) -> Turn:
+def make_turn(tokenizer: PreTrainedTokenizerBase | None, question: str, reply: str, **changed: Any) -> Turn:
     """One exchange, tokenised where there is a tokenizer."""
     spans: tuple[Span, ...] = (Span(Origin.SAMPLED, ()),)
     if tokenizer is not None:
-        asked, said = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (question, reply))
-        logprobs = tuple(-0.5 * place for place in range(len(said)))
-        spans = (Span(Origin.TEMPLATE, (1,)), Span(Origin.OBSERVATION, asked), Span(Origin.SAMPLED, said, logprobs))
+        prompt_ids, reply_ids = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in (question, reply))
+        logprobs = tuple(-0.5 * index for index in range(len(reply_ids)))
+        spans = (
+            Span(Origin.TEMPLATE, (1,)),
+            Span(Origin.OBSERVATION, prompt_ids),
+            Span(Origin.SAMPLED, reply_ids, logprobs),
+        )
     turn = Turn(
         spans=spans,
         restart=True,
@@ -57,7 +61,7 @@ def a_turn(tokenizer: PreTrainedTokenizerBase | None, question: str, reply: str,
     return replace(turn, **changed)
 
 
-def an_episode(
+def make_episode(
     task: str,
     attempt: int,
     reward: float,
@@ -71,7 +75,7 @@ def an_episode(
         attempt=attempt,
         group=task,
         outcome=Outcome.SUCCESS if reward >= 1 else Outcome.FAILURE,
-        turns=(a_turn(tokenizer, question, reply, reward=reward),),
+        turns=(make_turn(tokenizer, question, reply, reward=reward),),
         reward=reward,
         components={"answer": reward, "brevity": 0.25},
         seeds=Seeds(1, 2),
@@ -84,9 +88,9 @@ def write_run(
     folder: Path, rewards: Sequence[Sequence[float]], tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Path:
     """`rewards[task][attempt]`."""
-    for number, tries in enumerate(rewards):
+    for index, tries in enumerate(rewards):
         for attempt, reward in enumerate(tries):
-            store.write_episode(folder, an_episode(f"task-{number}", attempt, reward, tokenizer))
+            store.write_episode(folder, make_episode(f"task-{index}", attempt, reward, tokenizer))
     return folder
 
 
@@ -99,14 +103,14 @@ def step_values(step: int, seed: int = 0) -> dict[str, float]:
             "hacking/share/answer": 0.7, "hacking/share/brevity": 0.3, "health/findings": 0.0}  # fmt: skip
 
 
-def write_training(folder: Path, steps: int, seed: int = 0, planned: int = 100, **odd: float) -> Path:
+def write_training(folder: Path, steps: int, seed: int = 0, planned: int = 100, **extra: float) -> Path:
     """A training run's folder; `odd` metrics stand in every step."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.yaml").write_text(f"trainer:\n  total_training_steps: {planned}\nhealth:\n  repeat_every: 5\n")
     file = MetricsFile(folder / "metrics.jsonl")
     for step in range(1, steps + 1):
-        more = {"val/success/mean": 0.5, "val/success/low": 0.4, "val/success/high": 0.6, "val/n": 40.0}
-        file.write(step, {**step_values(step, seed), **(more if step % 5 == 0 else {}), **odd})
+        validation = {"val/success/mean": 0.5, "val/success/low": 0.4, "val/success/high": 0.6, "val/n": 40.0}
+        file.write(step, {**step_values(step, seed), **(validation if step % 5 == 0 else {}), **extra})
     file.close()
     return folder
 
@@ -123,36 +127,36 @@ HOSTILE_TEXTS = {
 }
 
 
-def write_hostile(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
+def write_hostile_episodes(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
     """Episodes that mean harm, by what is wrong with them."""
-    made = {}
+    paths = {}
     for name, text in HOSTILE_TEXTS.items():
         plain = text.encode("utf-8", "replace").decode()
-        episode = an_episode(f"{name} {plain}"[:100], 0, 1.0, tokenizer, plain)
+        episode = make_episode(f"{name} {plain}"[:100], 0, 1.0, tokenizer, plain)
         action = Action(text=text, content=text, calls=(ToolCall(text, {text: text}),), error=text)
         messages = (Message("user", text, text),)
         turn = replace(episode.turns[0], reply=text, info={text: text}, messages=messages, action=action)
         task = Task(episode.task.id, f"math{plain}"[:80], "test", {"question": plain})
-        made[name] = store.write_episode(
+        paths[name] = store.write_episode(
             folder, replace(episode, task=task, turns=(turn,), components={text: 1.0}, error=text, group=text,
                             closing=(Message("user", text),), provenance={"model": "tiny", text: text})
         )  # fmt: skip
     long = "<b>long</b> " * 450_000
-    made["long"] = store.write_episode(folder, an_episode("long", 0, 1.0, None, long))
-    sound = encode_episode(an_episode("sound", 0, 0.5, tokenizer))
+    paths["long"] = store.write_episode(folder, make_episode("long", 0, 1.0, None, long))
+    sound = encode_episode(make_episode("sound", 0, 0.5, tokenizer))
     for name, old, new in (
         ("nan reward", b'"outcome":"failure","reward":0.5', b'"outcome":"failure","reward":NaN'),
         ("infinite part", b'"brevity":0.25}', b'"brevity":-Infinity}'),
         ("nan log-prob", b'"logprobs":[-0.0', b'"logprobs":[NaN'),
     ):
         assert old in sound, name
-        made[name] = _put(folder, name, sound.replace(old, new))
-    return made
+        paths[name] = _put(folder, name, sound.replace(old, new))
+    return paths
 
 
-def write_damaged(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
+def write_damaged_episodes(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
     """Files that are no episodes, by what is wrong with them."""
-    sound = encode_episode(an_episode("sound", 0, 0.5, tokenizer))
+    sound = encode_episode(make_episode("sound", 0, 0.5, tokenizer))
     reward = b'"outcome":"failure","reward":'
     return {
         name: _put(folder, name, data)
@@ -177,8 +181,8 @@ def _put(folder: Path, name: str, data: bytes) -> Path:
     return path
 
 
-def data_of(page: bytes) -> dict[str, Any]:
+def embedded_data(page: bytes) -> dict[str, Any]:
     """The JSON inside a report."""
     text = page.split(b'<script type="application/json" id="data">')[1].split(b"</script>")[0]
-    found: dict[str, Any] = json.loads(text)
-    return found
+    data: dict[str, Any] = json.loads(text)
+    return data

@@ -32,8 +32,8 @@ def test_a_long_series_is_short_and_its_mean_is_right() -> None:
         series.add(step, float(step))
     assert MAX_POINTS / 2 - 1 <= len(series.points) < MAX_POINTS
     assert series.stride & (series.stride - 1) == 0
-    for place, (step, value, low, high) in enumerate(series.points):
-        assert step == (place + 1) * series.stride
+    for index, (step, value, low, high) in enumerate(series.points):
+        assert step == (index + 1) * series.stride
         assert value == low == high == pytest.approx(step - (series.stride - 1) / 2)
     assert series.pending[0] == count - len(series.points) * series.stride
 
@@ -45,8 +45,8 @@ def test_new_steps_are_read_once_and_half_a_line_waits(tmp_path: Path) -> None:
     assert [row["step"] for row in curves.advance()[1]] == [1]
     with path.open("a") as file:
         file.write('ard/mean": 0.75}\n')
-    again, rows = curves.advance()
-    assert not again
+    result, rows = curves.advance()
+    assert not result
     assert [(row["step"], row["points"]) for row in rows] == [(2, {"reward/mean": [0.75]})]
     assert curves.advance() == (False, [])
     assert curves.rows == 2
@@ -59,8 +59,8 @@ def test_a_file_that_begins_anew_is_read_anew(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl", keep_to=4)  # what a resumed run does
     file.write(5, {"reward/mean": 0.125})
     file.close()
-    again, rows = curves.advance()
-    assert again
+    result, rows = curves.advance()
+    assert result
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5]
     assert curves.series["reward/mean"].points[-1][:2] == (5, 0.125)
 
@@ -78,7 +78,7 @@ def test_damaged_lines_are_counted_and_the_rest_goes_on(tmp_path: Path) -> None:
     json.dumps(curves.record(), allow_nan=False)
 
 
-def test_bands_are_the_intervals_they_are_said_to_be() -> None:
+def test_bands_are_95_percent_intervals() -> None:
     row = {"reward/std": 0.5, "rollout/groups": 16.0, "val/success/low": 0.1, "val/success/high": 0.9}
     assert mean_interval("val/success/mean", 0.5, row) == (0.1, 0.9)
     low, high = mean_interval("reward/mean", 0.25, row)
@@ -104,19 +104,19 @@ def test_health_events_are_those_of_the_monitor_under_the_runs_own_limits(tmp_pa
     assert ("kl_high", "act") in {(e["sign"], e["severity"]) for e in curves.events}
 
 
-def journal_of(folder: Path) -> HealthLog:
-    journal = HealthLog(folder / "health.jsonl")
-    journal.write_findings(
+def write_health_log(folder: Path) -> HealthLog:
+    health_log = HealthLog(folder / "health.jsonl")
+    health_log.write_findings(
         3, [HealthFinding("kl_high", "act", 0.9, 0.5, "training is \x1b[31munstable", "<b>halve</b> it")]
     )
-    journal.write_adjustment(3, Adjustment(1.0, 0.5))
-    journal.write_stop(4, HealthFinding("kl_high", "act", math.inf, 0.5, "", ""))
-    return journal
+    health_log.write_adjustment(3, Adjustment(1.0, 0.5))
+    health_log.write_stop(4, HealthFinding("kl_high", "act", math.inf, 0.5, "", ""))
+    return health_log
 
 
-def test_what_the_run_noted_is_shown_and_nothing_is_judged_again(tmp_path: Path) -> None:
+def test_recorded_findings_are_shown_and_not_computed_again(tmp_path: Path) -> None:
     write_training(tmp_path, 30, **{"actor/ppo_kl": 0.7, "health/findings": 1.0})
-    journal = journal_of(tmp_path)
+    health_log = write_health_log(tmp_path)
     curves = Curves(tmp_path / "metrics.jsonl", "")
     curves.advance()
     assert curves.record()["stored"]
@@ -125,10 +125,10 @@ def test_what_the_run_noted_is_shown_and_nothing_is_judged_again(tmp_path: Path)
         (3, "adjusted", "act", "the run did: learning rate × 1, clip range × 0.5 from here on"),
         (4, "stopped", "act", "the run was stopped, for kl_high"),
     ]
-    journal.write_findings(31, [HealthFinding("dead_groups", "warn", math.nan, 0.5, "c", "r")])
-    journal.close()
-    again, rows = curves.advance()
-    assert not again
+    health_log.write_findings(31, [HealthFinding("dead_groups", "warn", math.nan, 0.5, "c", "r")])
+    health_log.close()
+    result, rows = curves.advance()
+    assert not result
     assert [(row["points"], row["noted"], row["events"][0]["text"]) for row in rows] == [({}, 4, "c (–, limit 0.5); r")]
 
 
@@ -143,7 +143,7 @@ def test_a_quiet_run_shows_no_event_whatever_its_metrics_look_like_now(tmp_path:
 
 def test_notes_that_begin_anew_are_read_anew(tmp_path: Path) -> None:
     write_training(tmp_path, 9)
-    journal_of(tmp_path).close()
+    write_health_log(tmp_path).close()
     curves = Curves(tmp_path / "metrics.jsonl", "")
     curves.advance()
     HealthLog(tmp_path / "health.jsonl", keep_to=3).close()  # what a resumed run does
@@ -171,7 +171,7 @@ def test_a_finding_that_metrics_do_not_explain_is_named_as_the_hacking_panels(tm
     assert [event["sign"] for event in curves.events] == ["reward_hacking", "reward_hacking"]
 
 
-def test_imitation_is_not_judged_by_the_signs_of_practice(tmp_path: Path) -> None:
+def test_sft_is_not_checked_by_the_health_signs_of_rl(tmp_path: Path) -> None:
     file = MetricsFile(tmp_path / "metrics.jsonl")
     for step in range(1, 60):
         file.write(step, {"actor/entropy": 5.0 / step, "sft/perplexity": 2.0})

@@ -20,7 +20,7 @@ from practicum.report.tokens import Tokenizers
 from practicum.rollout import run_episodes
 from practicum.rollout_setup import make_rollout_setup
 from practicum.trajectory import Trajectory, plan_attempts
-from tests.report.report_files import an_episode
+from tests.report.report_files import make_episode
 
 OWN = """
 from practicum.environment import Drawing, Environment
@@ -58,11 +58,11 @@ def test_the_report_draws_the_first_and_the_last_step_of_a_run(plans: list[Traje
     (run,) = find_runs([tmp_path / "run"])
     view = RunView(run)
     list(view.index.read_all())
-    shown = view.record()["drawings"]
-    rows = [view.index.rows[number] for number in shown]
+    drawings = view.record()["drawings"]
+    rows = [view.index.rows[index] for index in drawings]
     assert [(row.step, row.result.attempt) for row in rows] == [(1, 0), (8, 0)]
     chosen = list(by_interest([view]))
-    assert {row.number for _, row in chosen} >= set(shown)
+    assert {row.number for _, row in chosen} >= set(drawings)
     svg = view.episode(rows[0], Tokenizers())["drawing"]["svg"]
     assert ET.fromstring(svg).tag.endswith("svg")
     assert plans[0].task.fields["request"].split()[0] in svg
@@ -83,8 +83,8 @@ def test_a_plan_is_drawn_in_the_terminal(
 def test_a_users_environment_draws_where_the_user_names_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = tmp_path / "mine.py"
     source.write_text(OWN)
-    path = store.write_episode(tmp_path, an_episode("2+2", 0, 1.0))
-    broken = store.write_episode(tmp_path, an_episode("broken", 0, 1.0))
+    path = store.write_episode(tmp_path, make_episode("2+2", 0, 1.0))
+    broken = store.write_episode(tmp_path, make_episode("broken", 0, 1.0))
     assert main(["show", str(path), "--color", "never"]) == 0
     assert "── drawing" not in capsys.readouterr().out
     assert main(["show", str(path), "--color", "never", "--env", f"{source}:Mine"]) == 0
@@ -95,7 +95,7 @@ def test_a_users_environment_draws_where_the_user_names_it(tmp_path: Path, capsy
     assert main(["report", str(tmp_path), "-o", out, "--env", f"{source}:Mine"]) == 0
     assert main(["report", str(tmp_path), "-o", out, "--env", f"{source}:Yours"]) == 2
     drawings = Drawings([f"{source}:Mine"])
-    assert drawings.record(an_episode("broken", 0, 1.0)) == {
+    assert drawings.record(make_episode("broken", 0, 1.0)) == {
         "fault": f"KeyError: 'no such field' ({source}:15 in draw_episode)"
     }
 
@@ -103,7 +103,7 @@ def test_a_users_environment_draws_where_the_user_names_it(tmp_path: Path, capsy
 def test_no_code_is_run_because_a_file_names_it(tmp_path: Path) -> None:
     source = tmp_path / "mine.py"
     source.write_text("raise SystemExit('it ran')\n")
-    episode = an_episode("2+2", 0, 1.0)
+    episode = make_episode("2+2", 0, 1.0)
     episode = replace(episode, task=replace(episode.task, environment=f"{source}:Mine"))
     assert Drawings().record(episode) is None
 

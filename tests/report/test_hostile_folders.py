@@ -17,7 +17,7 @@ from practicum.data.store import encode_episode
 from practicum.report.live.watcher import FolderWatcher
 from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder
-from tests.report.report_files import an_episode, write_run, write_training
+from tests.report.report_files import make_episode, write_run, write_training
 
 SECRET = "a-private-line-4711"
 NAMES = ("1²2__attempt_0.jsonl", "٣__attempt_1.jsonl", "9" * 200 + "__attempt_2.jsonl", "a\nb__attempt_3.jsonl",
@@ -37,7 +37,7 @@ def bounded_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def read_whole(folder: Path) -> RunView:
+def read_run(folder: Path) -> RunView:
     view = RunView(RunFolder("r", folder))
     view.refresh()
     for _ in view.index.read_all():
@@ -47,8 +47,8 @@ def read_whole(folder: Path) -> RunView:
 
 def test_file_names_of_any_kind_are_listed(tmp_path: Path) -> None:
     for attempt, name in enumerate(NAMES):
-        (tmp_path / name).write_bytes(encode_episode(an_episode(f"t{attempt}", 0, 1.0)))
-    view = read_whole(tmp_path)
+        (tmp_path / name).write_bytes(encode_episode(make_episode(f"t{attempt}", 0, 1.0)))
+    view = read_run(tmp_path)
     assert {row.result.task for row in view.index.rows} == {f"t{n}" for n in range(len(NAMES))}
     out = tmp_path / "report.html"
     assert main(["report", str(tmp_path), "--out", str(out)]) == 0
@@ -58,12 +58,12 @@ def test_file_names_of_any_kind_are_listed(tmp_path: Path) -> None:
 def test_a_link_s_target_is_not_in_the_report(tmp_path: Path) -> None:
     private = tmp_path / "private.txt"
     private.write_text(f"{SECRET}\n")
-    stolen = tmp_path / "stolen.jsonl"
-    stolen.write_bytes(encode_episode(an_episode(SECRET, 0, 1.0)))
+    secret_file = tmp_path / "stolen.jsonl"
+    secret_file.write_bytes(encode_episode(make_episode(SECRET, 0, 1.0)))
     (tmp_path / "stolen.metrics").write_text(json.dumps({"step": 1, SECRET: 3.0}) + "\n")
     run = tmp_path / "runs" / "r"
-    store.write_episode(run, an_episode("t", 0, 1.0))
-    links = {"config.yaml": private, "x__attempt_0.jsonl": stolen, "metrics.jsonl": tmp_path / "stolen.metrics",
+    store.write_episode(run, make_episode("t", 0, 1.0))
+    links = {"config.yaml": private, "x__attempt_0.jsonl": secret_file, "metrics.jsonl": tmp_path / "stolen.metrics",
              "t__attempt_0.advantages.json": private}  # fmt: skip
     for name, target in links.items():
         (run / name).symlink_to(target)
@@ -72,7 +72,7 @@ def test_a_link_s_target_is_not_in_the_report(tmp_path: Path) -> None:
     out = tmp_path / "report.html"
     assert main(["report", str(tmp_path / "runs"), "--out", str(out)]) == 0
     assert SECRET not in out.read_text()
-    view = read_whole(run)
+    view = read_run(run)
     assert [row.result.task for row in view.index.rows] == ["t"]
     assert (
         "links are not followed" in {entry.path: entry.reason for entry in view.index.unreadable}["x__attempt_0.jsonl"]
@@ -84,13 +84,13 @@ def test_a_link_s_target_is_not_in_the_report(tmp_path: Path) -> None:
                                   "t__attempt_0.advantages.json"])  # fmt: skip
 def test_devices_and_pipes_are_not_read(tmp_path: Path, kind: str, name: str) -> None:
     write_training(tmp_path, 3)
-    store.write_episode(tmp_path, an_episode("t", 0, 1.0))
+    store.write_episode(tmp_path, make_episode("t", 0, 1.0))
     (tmp_path / name).unlink(missing_ok=True)
     if kind == "pipe":
         os.mkfifo(tmp_path / name)
     else:
         (tmp_path / name).symlink_to("/dev/zero")
-    view = read_whole(tmp_path)
+    view = read_run(tmp_path)
     assert [row.result.task for row in view.index.rows] == ["t"]
     assert view.record()["episodes"] == 1
 
@@ -108,7 +108,7 @@ def test_a_result_that_is_a_pipe_or_has_no_end(tmp_path: Path) -> None:
 def test_yaml_that_grows_is_not_expanded(tmp_path: Path) -> None:
     write_training(tmp_path, 3)
     (tmp_path / "config.yaml").write_text(MERGES)
-    view = read_whole(tmp_path)
+    view = read_run(tmp_path)
     assert view.record()["planned"] is None
     (tmp_path / "config.yaml").write_text("trainer:\n  total_training_steps: 7\n")
     assert view.record()["planned"] == 7

@@ -30,7 +30,7 @@ def linear(text: str) -> Array:
     return np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
 
 
-def lab(rgb: Array) -> Array:
+def cie_lab(rgb: Array) -> Array:
     xyz = TO_XYZ @ np.clip(rgb, 0, 1) / WHITE
     f = np.where(xyz > 0.008856, np.cbrt(xyz), 7.787 * xyz + 16 / 116)
     return np.array([116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])])
@@ -46,17 +46,17 @@ def palettes() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("vision", VISIONS)
 def test_curves_can_be_told_apart(vision: str) -> None:
-    found = palettes()
-    assert len(found) == 3
-    assert found[1] == found[2]
-    for variables in found:
-        seen = [lab(np.array(VISIONS[vision]) @ linear(variables[f"c{number}"])) for number in range(6)]
-        assert min(float(np.linalg.norm(a - b)) for a, b in combinations(seen, 2)) >= MIN_DISTANCE
+    all_palettes = palettes()
+    assert len(all_palettes) == 3
+    assert all_palettes[1] == all_palettes[2]
+    for variables in all_palettes:
+        colours = [cie_lab(np.array(VISIONS[vision]) @ linear(variables[f"c{index}"])) for index in range(6)]
+        assert min(float(np.linalg.norm(a - b)) for a, b in combinations(colours, 2)) >= MIN_DISTANCE
 
 
 def test_curves_are_seen_on_their_background() -> None:
     for variables in palettes():
         back = float(TO_XYZ[1] @ linear(variables["card"]))
-        for number in range(6):
-            light = float(TO_XYZ[1] @ linear(variables[f"c{number}"]))
+        for index in range(6):
+            light = float(TO_XYZ[1] @ linear(variables[f"c{index}"]))
             assert (max(light, back) + 0.05) / (min(light, back) + 0.05) >= 3.0

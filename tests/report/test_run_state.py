@@ -12,12 +12,12 @@ from tests.report.report_files import write_training
 
 def end(folder: Path, seconds: float) -> None:
     """The models of a run's end, written so many seconds after its metrics."""
-    when = (folder / "metrics.jsonl").stat().st_mtime + seconds
+    mtime = (folder / "metrics.jsonl").stat().st_mtime + seconds
     for path in (folder / "model" / "weights", folder / "model"):
         path.parent.mkdir(exist_ok=True)
         if path.name == "weights":
             path.write_text("x")
-        os.utime(path, (when, when))
+        os.utime(path, (mtime, mtime))
 
 
 def test_a_run_that_goes_on_after_its_end_is_not_finished(tmp_path: Path) -> None:

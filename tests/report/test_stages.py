@@ -22,7 +22,7 @@ from practicum.report.series import MAX_POINTS, Series
 from practicum.report.stage_order import stage_key
 from practicum.report.tokens import Tokenizers
 from practicum.task import Task
-from tests.report.report_files import an_episode, data_of, write_run
+from tests.report.report_files import embedded_data, make_episode, write_run
 
 
 def test_stages_are_ordered_by_training_and_numbers_by_value() -> None:
@@ -37,23 +37,26 @@ def test_every_pair_of_stages_is_compared_once_and_corrected_over_all(
     for stage, solved in (("base", 1), ("sft", 10), ("rl", 20)):
         write_run(tmp_path / "run" / stage / "examination", [[float(n < solved)] for n in range(20)], tokenizer)
     (tmp_path / "run" / "plan.json").write_text("{}")
-    data = data_of(document(find_runs([tmp_path]))[0])
+    data = embedded_data(document(find_runs([tmp_path]))[0])
     base, sft, rl = "run · base", "run · sft", "run · rl"
     assert [line["label"] for line in data["runs"][0]["table"]] == [base, sft, rl]
-    found = {(one["baseline"]["label"], one["trained"]["label"]): one for one in data["comparisons"]}
-    assert set(found) == {(a, b) for a in (base, sft, rl) for b in (base, sft, rl) if a != b}
-    assert {one["comparisons"] for one in found.values()} == {3}
+    by_labels = {
+        (comparison["baseline"]["label"], comparison["trained"]["label"]): comparison
+        for comparison in data["comparisons"]
+    }
+    assert set(by_labels) == {(a, b) for a in (base, sft, rl) for b in (base, sft, rl) if a != b}
+    assert {comparison["comparisons"] for comparison in by_labels.values()} == {3}
     for first, second in ((base, sft), (base, rl), (sft, rl)):
-        there, back = found[first, second], found[second, first]
-        assert (there["verdict"], back["verdict"]) == ("better", "worse")
-        assert there["p"] == back["p"] >= there["changes"][0]["p"] == back["changes"][0]["p"]
-        assert (there["gained"], there["lost"]) == (back["lost"], back["gained"])
-        low, high = (there["changes"][0][name] for name in ("low", "high"))
+        forward, back = by_labels[first, second], by_labels[second, first]
+        assert (forward["verdict"], back["verdict"]) == ("better", "worse")
+        assert forward["p"] == back["p"] >= forward["changes"][0]["p"] == back["changes"][0]["p"]
+        assert (forward["gained"], forward["lost"]) == (back["lost"], back["gained"])
+        low, high = (forward["changes"][0][name] for name in ("low", "high"))
         assert (back["changes"][0]["low"], back["changes"][0]["high"]) == (-high, -low)
-        assert "after Holm over 3" in there["sentence"]
+        assert "after Holm over 3" in forward["sentence"]
 
 
-def test_a_server_compares_no_pair_twice_and_forgets_what_is_gone(tmp_path: Path) -> None:
+def test_a_server_compares_no_pair_twice_and_drops_removed_runs(tmp_path: Path) -> None:
     for name in "abc":
         write_run(tmp_path / name, [[float(n % 2)] for n in range(6)])
     views = [RunView(run) for run in find_runs([tmp_path])]
@@ -62,11 +65,11 @@ def test_a_server_compares_no_pair_twice_and_forgets_what_is_gone(tmp_path: Path
         assert list(run.index.read_all())
     parts, cache = [part for run in views for part in run.parts()], PairCache()
     first = compare_parts(parts, cache)
-    kept = {key: result for key, (_, _, result) in cache.items()}
+    results = {key: result for key, (_, _, result) in cache.items()}
     assert len(first) == 6
-    assert len(kept) == 3
+    assert len(results) == 3
     assert compare_parts(parts, cache) == first
-    assert all(cache[key][2] is result for key, result in kept.items())
+    assert all(cache[key][2] is result for key, result in results.items())
     assert len(compare_parts(parts[:2], cache)) == 2
     assert len(cache) == 1
 
@@ -79,7 +82,7 @@ def test_runs_found_in_a_folder_are_in_the_order_of_their_stages(tmp_path: Path)
 
 
 def test_a_row_has_question_target_answer_and_tools() -> None:
-    episode = an_episode("t", 0, 0.0, reply="it is 5")
+    episode = make_episode("t", 0, 0.0, reply="it is 5")
     turn = episode.turns[0]
     failed = replace(turn, messages=(Message("tool", "Error: no number", name="calculator"),))
     episode = replace(
@@ -97,10 +100,10 @@ def test_a_row_has_question_target_answer_and_tools() -> None:
 def test_ids_of_collected_episodes_are_shown_as_text(tokenizer: PreTrainedTokenizerBase) -> None:
     """They record the hash of the vocabulary, and a model that may be a folder which is gone."""
     recorded = {"model": "/gone/model", "tokenizer": loader.tokenizer_hash(tokenizer)}
-    shown = view(an_episode("t", 0, 1.0, tokenizer, provenance=recorded), Tokenizers())
-    assert "".join(shown["turns"][0]["spans"][-1]["texts"]) == "the answer is 4"
+    record = view(make_episode("t", 0, 1.0, tokenizer, provenance=recorded), Tokenizers())
+    assert "".join(record["turns"][0]["spans"][-1]["texts"]) == "the answer is 4"
     other = {"model": "/gone/model", "tokenizer": "0123456789abcdef"}
-    assert view(an_episode("t", 0, 1.0, tokenizer, provenance=other), Tokenizers())["tokenizer"] is None
+    assert view(make_episode("t", 0, 1.0, tokenizer, provenance=other), Tokenizers())["tokenizer"] is None
 
 
 @given(st.integers(MAX_POINTS, 5 * MAX_POINTS))

@@ -60,7 +60,7 @@ def test_workflows_and_ground_truths_match_by_name() -> None:
         ground_truth_for(workflows[0], rubrics)
 
 
-async def test_the_phase_asks_generates_and_tells_the_workers() -> None:
+async def test_the_phase_asks_generates_and_sends_the_rubric_to_the_workers() -> None:
     workflow = load_training_workflows()[0]
     truth = load_ground_truth_rubrics()[workflow.name]
     stakeholder = Stakeholder("client", truth, hidden_topics=("wording",))
@@ -113,20 +113,20 @@ async def test_the_literal_call_with_two_arguments(monkeypatch: pytest.MonkeyPat
     """`train_one_episode(workflow, gt_rubric)`: the model is that of the environment's variables."""
     monkeypatch.setenv("USE_LOCAL_MODELS", "1")
     monkeypatch.setenv("LOCAL_MODEL_PATH", "tiny")
-    asked: list[str | None] = []
+    model_names: list[str | None] = []
 
     def scripted(name: str, use_local: bool | None, path: str | None) -> ScriptedModel:
-        asked.append(make_model(name, use_local, path).engine.name)
+        model_names.append(make_model(name, use_local, path).engine.name)
         return ScriptedModel(WRITE, generated(truth))
 
     monkeypatch.setattr("practicum.rubric_manager.manager.make_model", scripted)
     workflow = load_training_workflows()[0]
     truth = load_ground_truth_rubrics()[workflow.name]
     assert await train_one_episode(workflow, truth) == 0.0
-    assert asked == ["local"]
+    assert model_names == ["local"]
 
 
-async def test_the_default_stakeholder_holds_something_back() -> None:
+async def test_the_default_stakeholder_reveals_some_preferences_only_when_asked() -> None:
     workflow = load_training_workflows()[0]
     truth = load_ground_truth_rubrics()[workflow.name]
     model = ScriptedModel(ASK, WRITE, generated(truth))
@@ -174,12 +174,14 @@ async def test_one_episode_and_its_line(capsys: pytest.CaptureFixture[str]) -> N
 async def test_the_best_of_n_episodes_has_a_workflow_of_its_own() -> None:
     workflow = load_training_workflows()[0]
     truth = load_ground_truth_rubrics()[workflow.name]
-    poor = json.dumps({"rules": [{"type": "code", "code": "def evaluate(a, b): return 0.0"}]})
+    low_quality = json.dumps({"rules": [{"type": "code", "code": "def evaluate(a, b): return 0.0"}]})
     seeds: list[int] = []
 
     def make_manager(seed: int) -> RubricDecompositionManagerAgent:
         seeds.append(seed)
-        return RubricDecompositionManagerAgent(model=ScriptedModel(WRITE, generated(truth) if seed == 6 else poor))
+        return RubricDecompositionManagerAgent(
+            model=ScriptedModel(WRITE, generated(truth) if seed == 6 else low_quality)
+        )
 
     best = await best_of_n(workflow, truth, make_manager, n=3, seed=5)
     assert seeds == [5, 6, 7]

@@ -35,10 +35,10 @@ def test_the_check_after_ten_episodes() -> None:
     check = EpisodeCheck()
     assert [check.observe(metrics(-0.1 * (step % 2))) for step in range(30)] == [None] * 30
     check = EpisodeCheck()
-    said = [check.observe(metrics(-0.1 * (step % 2), float(step % 3 == 0))) for step in range(12)]
-    assert said[:9] == [None] * 9
-    assert "Only 40 % of the first 10 rubrics are valid" in str(said[9])
-    assert said[10:] == [None] * 2
+    verdicts = [check.observe(metrics(-0.1 * (step % 2), float(step % 3 == 0))) for step in range(12)]
+    assert verdicts[:9] == [None] * 9
+    assert "Only 40 % of the first 10 rubrics are valid" in str(verdicts[9])
+    assert verdicts[10:] == [None] * 2
     check = EpisodeCheck(count=3)
     assert [check.observe(metrics(-0.2)) for _ in range(3)][2] is not None
     one_step = metrics(0.4) | {"rollout/episodes": 128.0, "reward/min": -0.1, "reward/max": 0.9}
@@ -97,7 +97,7 @@ def test_the_papers_loop_stops_where_rubrics_are_not_valid(tmp_path: Path, capsy
     assert sum(line.startswith("Synthetic: none, GT: none, Reward: -1.200") for line in lines) == 10
 
 
-def test_the_papers_loop_does_not_begin_where_rubrics_are_not_valid(tmp_path: Path) -> None:
+def test_the_papers_loop_does_not_start_where_rubrics_are_not_valid(tmp_path: Path) -> None:
     keys = [f"trainer.default_local_dir={tmp_path}", "agent.max_tokens_per_turn=8", "trainer.total_training_steps=2",
             "actor_rollout_ref.model.lora_rank=0", *SMALL, "trainer.val_before_train=true"]  # fmt: skip
     with pytest.raises(UserError, match="mean 'valid' of 0.00 over 4 episodes and needs 0.5"):

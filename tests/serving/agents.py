@@ -65,8 +65,8 @@ def joined(text: str) -> dict[str, Any]:
 
 async def responses(task: ExternalTask) -> None:
     """The responses API, with the whole history in each request."""
-    system = [one["content"] for one in task.messages if one["role"] == "system"]
-    items: list[Any] = [one for one in task.messages if one["role"] != "system"]
+    system = [message["content"] for message in task.messages if message["role"] == "system"]
+    items: list[Any] = [message for message in task.messages if message["role"] != "system"]
     tools = [{"type": "function", **tool["function"]} for tool in task.tools]
     async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
         client.headers["authorization"] = f"Bearer {task.api_key}"
@@ -87,8 +87,8 @@ async def responses(task: ExternalTask) -> None:
 
 async def messages_api(task: ExternalTask) -> None:
     """Anthropic's messages API."""
-    system = "\n".join(one["content"] for one in task.messages if one["role"] == "system")
-    messages: list[Any] = [one for one in task.messages if one["role"] != "system"]
+    system = "\n".join(message["content"] for message in task.messages if message["role"] == "system")
+    messages: list[Any] = [message for message in task.messages if message["role"] != "system"]
     tools = [
         {"name": f["name"], "description": f["description"], "input_schema": f["parameters"]}
         for f in (tool["function"] for tool in task.tools)
@@ -130,8 +130,8 @@ async def choosing(task: ExternalTask) -> float:
     """Asks for three replies and goes on from the last one; its reward is 1."""
     async with httpx.AsyncClient(base_url=task.base_url, timeout=60) as client:
         client.headers["authorization"] = f"Bearer {task.api_key}"
-        asked = {"model": "m", "messages": task.messages, "n": 3}
-        choices = (await client.post("/chat/completions", json=asked)).json()["choices"]
+        body = {"model": "m", "messages": task.messages, "n": 3}
+        choices = (await client.post("/chat/completions", json=body)).json()["choices"]
         messages = [*task.messages, choices[2]["message"], {"role": "user", "content": "Are you sure?"}]
         await client.post("/chat/completions", json={"model": "m", "messages": messages})
     return 1.0
@@ -164,8 +164,8 @@ async def delegating(task: ExternalTask) -> float:
         client.headers["authorization"] = f"Bearer {task.api_key}"
         replies = []
         for role, messages in (("manager", task.messages), ("worker", None)):
-            asked = messages or [{"role": "user", "content": f"Add 3: {replies[0]}"}]
-            answer = await client.post("/chat/completions", json={"model": role, "messages": asked})
+            request_messages = messages or [{"role": "user", "content": f"Add 3: {replies[0]}"}]
+            answer = await client.post("/chat/completions", json={"model": role, "messages": request_messages})
             replies.append(answer.json()["choices"][0]["message"]["content"] or "")
     return float(len(replies[1]) % 7)
 

@@ -13,10 +13,10 @@ TOOL = {
 }
 
 
-def body(path: str, limit: int, stream: bool, model: str = "script", **more: Any) -> dict[str, Any]:
+def body(path: str, limit: int, stream: bool, model: str = "script", **extra: Any) -> dict[str, Any]:
     """A request of an API for a reply of at most `limit` tokens, with a tool."""
     question = {"role": "user", "content": "How much?"}
-    value: dict[str, Any] = {"model": model, "stream": stream, **more}
+    value: dict[str, Any] = {"model": model, "stream": stream, **extra}
     if path == "/v1/chat/completions":
         return {**value, "messages": [question], "max_tokens": limit, "tools": [{"type": "function", "function": TOOL}]}
     if path == "/v1/completions":
@@ -30,10 +30,10 @@ def body(path: str, limit: int, stream: bool, model: str = "script", **more: Any
 def events(text: str) -> list[Any]:
     """The data of all events; the text of those that are not JSON."""
     data = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
-    return [json.loads(one) if one.startswith("{") else one for one in data]
+    return [json.loads(line) if line.startswith("{") else line for line in data]
 
 
-def joined(path: str, text: str) -> dict[str, Any]:
+def joined_stream(path: str, text: str) -> dict[str, Any]:
     """What a client has at the end of a stream, without ids and times; fails unless there is one terminal event."""
     parts = events(text)
     return {
@@ -84,8 +84,8 @@ def _response(parts: list[Any]) -> dict[str, Any]:
             texts[part["output_index"]] = texts.get(part["output_index"], "") + part["delta"]
     response = ended[0]["response"]
     for index, item in enumerate(response["output"]):
-        whole = item["content"][0]["text"] if item["type"] == "message" else item["arguments"]
-        assert texts.get(index, "") == whole
+        joined = item["content"][0]["text"] if item["type"] == "message" else item["arguments"]
+        assert texts.get(index, "") == joined
     return without_names(response)
 
 
@@ -111,8 +111,8 @@ def _message(parts: list[Any]) -> dict[str, Any]:
     return without_names({**parts[0]["message"], **end["delta"], "usage": end["usage"], "content": blocks})
 
 
-def whole(path: str, answer: dict[str, Any]) -> dict[str, Any]:
-    """The same of an unstreamed answer."""
+def unstreamed(path: str, answer: dict[str, Any]) -> dict[str, Any]:
+    """Content and calls of an answer that was not streamed, in the form that `joined_stream` gives."""
     if path == "/v1/chat/completions":
         choices = {
             row["index"]: {
@@ -142,4 +142,4 @@ def without_names(value: Any) -> Any:
     """A value without ids and times."""
     if isinstance(value, dict):
         return {k: without_names(v) for k, v in value.items() if k not in ("id", "call_id", "item_id", "created_at")}
-    return [without_names(one) for one in value] if isinstance(value, list) else value
+    return [without_names(item) for item in value] if isinstance(value, list) else value

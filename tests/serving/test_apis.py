@@ -26,7 +26,7 @@ OK = {"model": "script", "messages": QUESTION}
 
 
 @pytest.mark.parametrize(
-    ("more", "param", "code"),
+    ("extra", "param", "code"),
     [
         ({"tempurature": 1}, "tempurature", "unknown_parameter"),
         ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
@@ -50,8 +50,8 @@ OK = {"model": "script", "messages": QUESTION}
         ({"messages": [{"role": "user", "content": "word " * 4000}]}, "messages", "context_length_exceeded"),
     ],
 )  # fmt: skip
-def test_a_wrong_field_is_named(make_server: MakeServer, more: dict[str, Any], param: str, code: str) -> None:
-    answer = post(make_server("x"), CHAT, {**OK, **more})
+def test_a_wrong_field_is_named(make_server: MakeServer, extra: dict[str, Any], param: str, code: str) -> None:
+    answer = post(make_server("x"), CHAT, {**OK, **extra})
     assert answer.status_code == (404 if code == "model_not_found" else 400)
     error = answer.json()["error"]
     assert (error["param"], error["code"]) == (param, code)
@@ -60,11 +60,11 @@ def test_a_wrong_field_is_named(make_server: MakeServer, more: dict[str, Any], p
 
 
 def test_harmless_fields_are_accepted(make_server: MakeServer) -> None:
-    harmless = {
+    accepted = {
         "user": "me", "metadata": {"a": "b"}, "store": True, "service_tier": "auto", "prompt_cache_key": "k",
         "safety_identifier": "s", "frequency_penalty": 0, "logit_bias": {}, "n": 1, "tools": [], "seed": None,
     }  # fmt: skip
-    assert post(make_server("x"), CHAT, {**OK, **harmless}).json()["choices"][0]["message"]["content"] == "x"
+    assert post(make_server("x"), CHAT, {**OK, **accepted}).json()["choices"][0]["message"]["content"] == "x"
 
 
 def test_errors_of_the_other_apis_have_their_shapes(make_server: MakeServer) -> None:
@@ -194,13 +194,13 @@ def test_choices_have_seeds_of_their_own_and_the_first_the_requests(make_server:
 
 
 def test_only_one_call_where_calls_may_not_be_parallel(make_server: MakeServer) -> None:
-    made = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
+    call = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     body = {**OK, "tools": [{"type": "function", "function": TOOL}], "parallel_tool_calls": False}
-    choice = post(make_server(made * 2), CHAT, body).json()["choices"][0]
+    choice = post(make_server(call * 2), CHAT, body).json()["choices"][0]
     assert len(choice["message"]["tool_calls"]) == 1
     assert choice["finish_reason"] == "tool_calls"
-    answer = post(make_server(made), CHAT, {**body, "tool_choice": "none"}).json()["choices"][0]
-    assert answer["message"]["content"] == made
+    answer = post(make_server(call), CHAT, {**body, "tool_choice": "none"}).json()["choices"][0]
+    assert answer["message"]["content"] == call
 
 
 def test_a_full_queue_is_429_and_the_queue_is_fair(make_server: MakeServer) -> None:
@@ -218,10 +218,10 @@ def test_a_full_queue_is_429_and_the_queue_is_fair(make_server: MakeServer) -> N
         transport = httpx.ASGITransport(make_app(server))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
             tasks = []
-            for number, (key, seed) in enumerate([("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 9)]):
+            for index, (key, seed) in enumerate([("a", 0), ("a", 1), ("a", 2), ("a", 3), ("b", 9)]):
                 headers = {"authorization": f"Bearer {key}"}
                 tasks.append(asyncio.create_task(client.post(CHAT, json={**OK, "seed": seed}, headers=headers)))
-                await until(lambda number=number: server.queue.running == 1 and server.queue.waiting == number)  # type: ignore[misc]
+                await until(lambda index=index: server.queue.running == 1 and server.queue.waiting == index)  # type: ignore[misc]
             refused = await client.post(CHAT, json=OK, headers={"authorization": "Bearer a"})
             engine.gate.set()
             return [*await asyncio.gather(*tasks), refused]
@@ -257,23 +257,23 @@ def test_metrics_have_vllms_names(make_server: MakeServer) -> None:
 def test_kept_responses_are_bounded_by_their_bytes(make_server: MakeServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("practicum.serving.openai_responses.MAX_KEPT_BYTES", 6000)
     server = make_server("x")
-    asked = {"model": "script", "input": "word " * 300}
-    names = [answer.json()["id"] for answer in call(server, *[("/v1/responses", asked)] * 3)]
-    going_on = [{"model": "script", "input": "y", "previous_response_id": name, "store": False} for name in names]
-    answers = call(server, *(("/v1/responses", body) for body in going_on))
+    request_body = {"model": "script", "input": "word " * 300}
+    names = [answer.json()["id"] for answer in call(server, *[("/v1/responses", request_body)] * 3)]
+    bodies = [{"model": "script", "input": "y", "previous_response_id": name, "store": False} for name in names]
+    answers = call(server, *(("/v1/responses", body) for body in bodies))
     assert [answer.status_code for answer in answers] == [404, 200, 200]
     for metadata in ({"k": "v" * 513}, {"k" * 65: "v"}, {str(n): "v" for n in range(17)}, {"k": 1}):
-        error = post(server, "/v1/responses", {**asked, "metadata": metadata}).json()["error"]
+        error = post(server, "/v1/responses", {**request_body, "metadata": metadata}).json()["error"]
         assert error["param"] == "metadata"
-    assert post(server, "/v1/responses", {**asked, "metadata": {"k" * 64: "v" * 512}}).status_code == 200
+    assert post(server, "/v1/responses", {**request_body, "metadata": {"k" * 64: "v" * 512}}).status_code == 200
 
 
 def test_an_empty_key_is_refused() -> None:
     assert api_keys(["a"], {"PRACTICUM_API_KEY": "b"}) == ["a", "b"]
     assert api_keys([], {}) == []
-    for given, environment in (([""], {}), (["a", " "], {}), ([], {"PRACTICUM_API_KEY": ""})):
+    for keys, environment in (([""], {}), (["a", " "], {}), ([], {"PRACTICUM_API_KEY": ""})):
         with pytest.raises(UserError, match="empty"):
-            api_keys(given, environment)
+            api_keys(keys, environment)
 
 
 def test_errors_name_the_fields_of_their_own_api(make_server: MakeServer) -> None:

@@ -56,12 +56,12 @@ def model() -> Any:
 
 
 def episodes(
-    model: Any, renderer: Renderer, agent: ExternalAgent | None, count: int = 4, **more: Any
+    model: Any, renderer: Renderer, agent: ExternalAgent | None, count: int = 4, **extra: Any
 ) -> list[Trajectory]:
     async def run() -> list[Trajectory]:
         engine = LocalEngine(Decoder(model), renderer, max_batch=8)
-        options = {"levels": (1,), **more.pop("environment", {})}
-        settings = Agent("hf", more.pop("max_turns", 4), Sampling(1.0, max_tokens=32), external=agent, **more)
+        options = {"levels": (1,), **extra.pop("environment", {})}
+        settings = Agent("hf", extra.pop("max_turns", 4), Sampling(1.0, max_tokens=32), external=agent, **extra)
         tasks = MathEnvironment(levels=(1,)).tasks("val", count)
         try:
             return await run_episodes(
@@ -79,18 +79,21 @@ def spans(episode: Trajectory) -> list[Any]:
 
 @pytest.mark.parametrize("name", ["chat", "streaming_chat", "responses", "messages_api"])
 def test_the_record_is_the_agent_loops(model: Any, renderer: Renderer, name: str) -> None:
-    own = episodes(model, renderer, None)
+    internal = episodes(model, renderer, None)
     external = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"))
     num_turns = 0
-    for ours, theirs in zip(own, external, strict=True):
-        assert theirs.outcome.scored, theirs.error
+    for expected, actual in zip(internal, external, strict=True):
+        assert actual.outcome.scored, actual.error
         # The agent loop answers a reply that does not parse; what an agent does with one is its own business.
-        count = next((i for i, turn in enumerate(ours.turns) if turn.action.error is not None), len(ours.turns) - 1) + 1
-        assert spans(theirs)[:count] == spans(ours)[: len(theirs.turns)][:count]
-        assert not any(turn.branch_reason for turn in theirs.turns)
-        if len(theirs.turns) == len(ours.turns) and not ours.invalid_replies:
-            assert (theirs.reward, theirs.outcome) == (ours.reward, ours.outcome)
-        num_turns = max(num_turns, len(theirs.turns))
+        count = (
+            next((i for i, turn in enumerate(expected.turns) if turn.action.error is not None), len(expected.turns) - 1)
+            + 1
+        )
+        assert spans(actual)[:count] == spans(expected)[: len(actual.turns)][:count]
+        assert not any(turn.branch_reason for turn in actual.turns)
+        if len(actual.turns) == len(expected.turns) and not expected.invalid_replies:
+            assert (actual.reward, actual.outcome) == (expected.reward, expected.outcome)
+        num_turns = max(num_turns, len(actual.turns))
     assert num_turns > 1, "the model never called its tool: nothing was continued"
 
 
@@ -98,10 +101,10 @@ def test_the_record_is_the_agent_loops(model: Any, renderer: Renderer, name: str
 @pytest.mark.parametrize("name", ["chat", "streaming_chat", "responses", "messages_api"])
 def test_250_episodes_have_no_accidental_branch(model: Any, renderer: Renderer, name: str) -> None:
     """1,000 in all."""
-    found = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"), 125)
-    turns = [turn for episode in found for turn in episode.turns]
-    assert len(found) == 250
-    assert all(episode.outcome.scored for episode in found)
+    recorded = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"), 125)
+    turns = [turn for episode in recorded for turn in episode.turns]
+    assert len(recorded) == 250
+    assert all(episode.outcome.scored for episode in recorded)
     assert len(turns) > 300
     assert {turn.branch_reason for turn in turns} == {""}
 
@@ -133,9 +136,11 @@ def test_choices_that_an_agent_did_not_use_are_rejected_in_preference_pairs(mode
         Outcome.SUCCESS,
         [True, True, False, False],
     )
-    used, unused = episode.turns[2].reply, {turn.reply for turn in episode.turns[:2]}
+    used_reply, unused = episode.turns[2].reply, {turn.reply for turn in episode.turns[:2]}
     pairs = mine_preferences([episode], "same_state")
-    assert {(one.chosen.turn.reply, one.rejected.turn.reply) for one in pairs} == {(used, one) for one in unused}
+    assert {(pair.chosen.turn.reply, pair.rejected.turn.reply) for pair in pairs} == {
+        (used_reply, reply) for reply in unused
+    }
     for pair in mine_pairs([episode]):
         assert sum(pair.chosen.mask) == len(episode.turns[2].spans[-1].ids)
     assert len(mine_pairs([episode])) == 2
@@ -154,18 +159,18 @@ def test_a_reward_function_over_the_finished_episode(model: Any, renderer: Rende
     (tmp_path / "rewards.py").write_text(
         "from practicum import reward\n\n@reward()\ndef replies(trajectory):\n    return float(len(trajectory.turns))\n"
     )
-    own = {"reward": f"{tmp_path}/rewards.py:replies"}
-    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), 1, environment=own)
+    options = {"reward": f"{tmp_path}/rewards.py:replies"}
+    [episode, *_] = episodes(model, renderer, ExternalAgent(f"{AGENTS}:chat"), 1, environment=options)
     assert episode.reward == len(episode.turns) > 0
 
 
 @pytest.mark.parametrize("name", ["chat", "raising_chat"])
 def test_the_limit_of_turns_truncates(model: Any, renderer: Renderer, name: str) -> None:
     """Also where the agent, as clients do, raises what it is answered."""
-    found = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"), max_turns=1)
-    assert all(len(episode.turns) == 1 for episode in found)
-    assert any(episode.outcome is Outcome.TRUNCATED for episode in found)
-    assert all(episode.outcome.scored for episode in found)
+    recorded = episodes(model, renderer, ExternalAgent(f"{AGENTS}:{name}"), max_turns=1)
+    assert all(len(episode.turns) == 1 for episode in recorded)
+    assert any(episode.outcome is Outcome.TRUNCATED for episode in recorded)
+    assert all(episode.outcome.scored for episode in recorded)
 
 
 PROGRAM = """
@@ -188,18 +193,18 @@ def test_programs_their_exit_codes_and_their_deadline(model: Any, renderer: Rend
     command = f"{sys.executable} {tmp_path}/agent.py"
     zero, *_ = episodes(model, renderer, ExternalAgent(f"{command} 0", "exit_code"), 1)
     assert (zero.outcome, zero.reward) == (Outcome.SUCCESS, 1.0)
-    three, *_ = episodes(model, renderer, ExternalAgent(f"{command} 3", "exit_code"), 1)
-    assert (three.outcome, three.reward) == (Outcome.FAILURE, 0.0)
+    three_turns, *_ = episodes(model, renderer, ExternalAgent(f"{command} 3", "exit_code"), 1)
+    assert (three_turns.outcome, three_turns.reward) == (Outcome.FAILURE, 0.0)
     broken, *_ = episodes(model, renderer, ExternalAgent(f"{command} 3"), 1)
     assert broken.outcome is Outcome.ENV_ERROR
     assert "exit code 3" in (broken.error or "")
     for seconds in (2.0, 10.0, 50.0):  # on a slow machine the program has not come to its call after the first
         deadlines = replace(Deadlines(), episode=seconds)
-        hung, *_ = episodes(model, renderer, ExternalAgent(f"{command} hang"), 1, deadlines=deadlines)
-        assert hung.outcome is Outcome.TIMEOUT
-        if hung.turns:
+        timed_out, *_ = episodes(model, renderer, ExternalAgent(f"{command} hang"), 1, deadlines=deadlines)
+        assert timed_out.outcome is Outcome.TIMEOUT
+        if timed_out.turns:
             break
-    assert len(hung.turns) == 1, "what was sampled before the deadline is in the record"
+    assert len(timed_out.turns) == 1, "what was sampled before the deadline is in the record"
 
 
 SHUT_IN = """
@@ -255,7 +260,7 @@ def test_only_paths_of_a_sandboxed_command_are_made_absolute(tmp_path: Path, mon
     assert command[-len(words) :] == named
 
 
-def test_commands_that_cannot_run() -> None:
+def test_commands_that_cannot_run_are_user_errors() -> None:
     for command, word in (("", "needs agent.command"), ("no-such-program x", "no program"), ("none.py:f", "no file")):
         with pytest.raises(UserError, match=word):
             ExternalAgent(command).checked()

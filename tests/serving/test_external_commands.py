@@ -69,7 +69,7 @@ def test_branches_are_counted_by_their_reasons(tmp_path: Path, capsys: pytest.Ca
         tmp_path, "agent.environment=math", "agent.max_turns=4", "agent.reward_from=callback",
         f"agent.command={AGENTS}:editing",
     )  # fmt: skip
-    assert [[turn.branch_reason for turn in one.turns] for one in episodes] == [["", "edited reply", ""]] * 6
+    assert [[turn.branch_reason for turn in episode.turns] for episode in episodes] == [["", "edited reply", ""]] * 6
     assert metrics[0]["rollout/branches/mean"] == metrics[0]["rollout/branches/edited_reply"] == 1.0
     [path, *_] = sorted((tmp_path / "practicum" / "x" / "groups").rglob("*__attempt_0.jsonl"))
     capsys.readouterr()
@@ -103,14 +103,14 @@ def manager_url() -> Iterator[str]:
 
 @pytest.mark.parametrize("manager", ["trained", "frozen", "remote"])
 def test_model_names_are_roles_trained_frozen_or_remote(tmp_path: Path, manager_url: str, manager: str) -> None:
-    own = {
+    settings = {
         "trained": ["agent.train_roles=[worker,manager]"],
         "frozen": ["agent.roles.manager.model=tiny"],
         "remote": ["agent.roles.manager.model=boss", f"agent.roles.manager.url={manager_url}"],
     }[manager]
     _, episodes = train(
         tmp_path, f"agent.environment={TOY}", "agent.max_turns=4", "agent.reward_from=callback",
-        f"agent.command={AGENTS}:delegating", *own,
+        f"agent.command={AGENTS}:delegating", *settings,
     )  # fmt: skip
     assert len(episodes) == 6
     versions: dict[str, set[int]] = {"manager": set(), "worker": set()}

@@ -77,10 +77,10 @@ def test_a_promotion_and_a_rollback_are_taken_up(tmp_path: Path, kind: str) -> N
         assert await follower.update()
         return [await ask(), follower.version]
 
-    before, (after, long, version), (again, last) = follow(registry, [first, promoted, rolled_back])
+    before, (after, long, version), (final, last) = follow(registry, [first, promoted, rolled_back])
     assert before != after
     assert long == before, "a request under way ends with the version that it began with"
-    assert (version, last, again) == (2, 1, before)
+    assert (version, last, final) == (2, 1, before)
 
 
 def test_another_base_model_takes_the_place_of_the_one_before(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_another_base_model_takes_the_place_of_the_one_before(tmp_path: Path) ->
         assert not closed, "a request under way still uses the engine"
         after, long = await ask(), await under_way
         await until(lambda: bool(closed))
-        names = [one.name for one in follower.served.list_models()]
+        names = [info.name for info in follower.served.list_models()]
         return [after, long[:16], names, follower.served.default.name, closed.pop()]
 
     async def first(follower: PromotionFollower, ask: Any) -> Any:
@@ -123,11 +123,11 @@ def test_another_base_model_takes_the_place_of_the_one_before(tmp_path: Path) ->
     async def back(follower: PromotionFollower, ask: Any) -> Any:
         return await step(follower, ask, lambda: registry.rollback("mine", "x"))
 
-    before, full, again = follow(registry, [first, to_model, back])
+    before, full, final = follow(registry, [first, to_model, back])
     tiny = loader.model_folder("tiny")
     assert full[1:] == [before, ["mine"], "mine", tiny]
     assert full[0] != before
-    assert again == [before, full[0], ["mine", tiny], tiny, "mine"]
+    assert final == [before, full[0], ["mine", tiny], tiny, "mine"]
 
 
 def test_adapters_over_a_promoted_model_share_its_engine(tmp_path: Path) -> None:
@@ -144,13 +144,13 @@ def test_adapters_over_a_promoted_model_share_its_engine(tmp_path: Path) -> None
         assert await follower.update(), follower.refused
         await ask()
         assert follower.served.get("mine").engine is follower.served.default.engine is before
-        return [sorted(one.name for one in follower.served.list_models()), follower.served.default.adapter]
+        return [sorted(info.name for info in follower.served.list_models()), follower.served.default.adapter]
 
     steps = [lambda follower, ask, seed=seed: promote(follower, ask, seed) for seed in (1, 2)]
     assert follow(registry, steps) == [[sorted([str(model), "mine"]), ""]] * 2
 
 
-def test_a_version_that_is_damaged_or_served_otherwise_does_not_count(
+def test_a_damaged_version_or_one_with_other_log_probs_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry = ModelRegistry(tmp_path / "registry")

@@ -69,8 +69,8 @@ class Client:
         async def run() -> list[Any]:
             headers["authorization"] = f"Bearer {self.recorder.key}"
             async with httpx.AsyncClient(transport=self.transport, base_url="http://t", headers=headers) as client:
-                asked = [client.post("/v1/chat/completions", json={"model": "m", **body}) for body in bodies]
-                answers = await asyncio.gather(*asked) if at_once else [await one for one in asked]
+                pending = [client.post("/v1/chat/completions", json={"model": "m", **body}) for body in bodies]
+                answers = await asyncio.gather(*pending) if at_once else [await request for request in pending]
                 return [messages_of(answer) if answer.status_code == 200 else answer.status_code for answer in answers]
 
         return asyncio.run(run())
@@ -105,11 +105,11 @@ def user(text: str) -> dict[str, Any]:
 def check_exact(client: Client) -> None:
     """The record holds exactly what the engine saw: every prompt with its reply is the end of a path of turns."""
     turns = client.turns
-    seen = {(request.ids, request.sampling.seed) for request in client.engine.requests}
+    sampled_requests = {(request.ids, request.sampling.seed) for request in client.engine.requests}
     paths = {turn.seed: index for index, turn in enumerate(turns)}
     trajectory = client.trajectory()
     continued = continued_turns(turns)
-    for ids, seed in seen:
+    for ids, seed in sampled_requests:
         if seed not in paths:
             continue
         path = path_to(continued, paths[seed])
@@ -123,7 +123,8 @@ def check_exact(client: Client) -> None:
 def test_the_runs_own_response_format_is_that_of_the_requests_tools() -> None:
     client = Client()
     policies = {
-        role: replace(one, response_format={"type": "tool_calls"}) for role, one in client.recorder.policies.items()
+        role: replace(policy, response_format={"type": "tool_calls"})
+        for role, policy in client.recorder.policies.items()
     }
     client.recorder.policies = policies
     tools = [{"type": "function", "function": TOOL}]
@@ -150,16 +151,16 @@ def test_a_conversation_is_one_sequence() -> None:
     check_exact(client)
 
 
-def test_a_turn_records_the_form_that_its_tokens_were_held_to() -> None:
+def test_a_turn_records_the_response_format_of_its_tokens() -> None:
     client = Client(lambda request: "{}")
-    of_request, of_policy = {"type": "json_object"}, {"type": "regex", "regex": "[{}]*"}
+    request_format, policy_format = {"type": "json_object"}, {"type": "regex", "regex": "[{}]*"}
     client.reply([user("x")])
-    client.reply([user("y")], response_format=of_request)
+    client.reply([user("y")], response_format=request_format)
     policies = client.recorder.policies
-    policies["policy"] = replace(policies["policy"], response_format=of_policy)
+    policies["policy"] = replace(policies["policy"], response_format=policy_format)
     client.reply([user("z")])
-    assert [request.response_format for request in client.engine.requests] == [None, of_request, of_policy]
-    assert [turn.response_format for turn in client.turns] == [None, of_request, of_policy]
+    assert [request.response_format for request in client.engine.requests] == [None, request_format, policy_format]
+    assert [turn.response_format for turn in client.turns] == [None, request_format, policy_format]
 
 
 def test_arguments_are_compared_as_values() -> None:
@@ -185,7 +186,7 @@ def test_items_of_the_responses_api_are_one_reply(reply: str) -> None:
                 answer = await web.post("/v1/responses", json={"model": "m", "input": items, "tools": tools})
                 output = answer.json()["output"]
                 calls = [item["call_id"] for item in output if item["type"] == "function_call"]
-                results = [{"type": "function_call_output", "call_id": one, "output": "3"} for one in calls]
+                results = [{"type": "function_call_output", "call_id": call_id, "output": "3"} for call_id in calls]
                 items += [*output, *(results or [user("go on")])]
 
     asyncio.run(run())
@@ -205,7 +206,7 @@ def test_items_of_the_responses_api_are_one_reply(reply: str) -> None:
         (lambda m: [*m[:4], {"role": "assistant", "content": "no"}, user("b")], "edited reply", False),
     ],
 )
-def test_a_changed_past_is_a_branch_with_a_reason(change: Any, reason: str, restart: bool) -> None:
+def test_a_changed_history_is_a_branch_with_a_reason(change: Any, reason: str, restart: bool) -> None:
     client = Client(lambda request: f"reply {len(client.engine.requests)}")
     messages: list[Any] = [{"role": "system", "content": "Add."}, user("one")]
     for text in ("two", "three"):
@@ -217,7 +218,7 @@ def test_a_changed_past_is_a_branch_with_a_reason(change: Any, reason: str, rest
     check_exact(client)
 
 
-def test_dropped_reasoning_and_new_tools_are_told_apart() -> None:
+def test_dropped_reasoning_and_new_tools_are_separate_branch_reasons() -> None:
     client = Client(lambda request: "<think>hm</think>Yes.")
     reply = client.reply([user("x")])
     client.reply([user("x"), {**reply, "content": "Yes."}, user("y")])
@@ -252,15 +253,15 @@ def test_choices_that_were_not_used_are_kept_and_not_trained() -> None:
     client = Client(lambda request: str(request.sampling.seed))
     [choices] = client.ask({"messages": [user("x")], "n": 3})
     client.reply([user("x"), choices[1], user("y")])
-    first, *_, used, last = client.turns
-    assert (used.reply, last.continues, last.branch_reason) == (choices[1]["content"], None, "")
+    first, *_, used_turn, last = client.turns
+    assert (used_turn.reply, last.continues, last.branch_reason) == (choices[1]["content"], None, "")
     assert [ABANDONED in turn.info for turn in client.turns] == [True, True, False, False]
     assert [turn.spans[-1].origin is Origin.SAMPLED for turn in client.turns] == [False, False, True, True]
     assert first.reply == choices[0]["content"], "an alternative is in the record"
     check_exact(client)
-    asked = Client(lambda request: str(request.sampling.seed), train_abandoned=True)
-    asked.ask({"messages": [user("x")], "n": 3})
-    assert all(turn.num_sampled for turn in asked.turns)
+    trained = Client(lambda request: str(request.sampling.seed), train_abandoned=True)
+    trained.ask({"messages": [user("x")], "n": 3})
+    assert all(turn.num_sampled for turn in trained.turns)
 
 
 def test_models_are_roles() -> None:
@@ -270,7 +271,7 @@ def test_models_are_roles() -> None:
     assert client.ask({"model": "gpt", "messages": [user("x")]}) == [404]
 
 
-def test_stragglers_and_what_changes_the_distribution_are_refused() -> None:
+def test_late_requests_and_options_that_change_the_distribution_are_refused() -> None:
     client = Client()
     assert client.ask({"messages": [user("x")], "logit_bias": {"5": 2}}) == [400]
     assert client.ask({"messages": [user("x")], "presence_penalty": 1}) == [400]
@@ -286,19 +287,19 @@ ROUNDS = st.lists(st.lists(st.tuples(KINDS, st.integers(0, 5), st.booleans()), m
 """What an agent does at once, several times: the kind of each request, a number to choose by, and whether to stream."""
 
 
-def changed(kind: str, messages: list[Any], number: int) -> list[Any]:
+def changed(kind: str, messages: list[Any], index: int) -> list[Any]:
     """The messages of a request of a kind about a conversation."""
     if kind == "system":
-        return [{"role": "system", "content": f"s{number}"}, *messages]
-    replies = [index for index, one in enumerate(messages) if one["role"] == "assistant"]
+        return [{"role": "system", "content": f"s{index}"}, *messages]
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if kind != "edit" or not replies:
         return messages
     edited = [
         *messages[: replies[0]],
-        {"role": "assistant", "content": f"edited {number}"},
+        {"role": "assistant", "content": f"edited {index}"},
         *messages[replies[0] + 1 :],
     ]
-    return [one for one in edited if one["role"] != "tool"]
+    return [message for message in edited if message["role"] != "tool"]
 
 
 @given(ROUNDS)
@@ -312,27 +313,29 @@ def test_random_conversations_are_recorded_exactly(rounds: list[list[tuple[str, 
     num_turns = num_fresh = num_retries = 0
     for operations in rounds:
         bodies = []
-        for kind, number, stream in operations:
-            messages = conversations[number % len(conversations)]
-            body: dict[str, Any] = {"messages": changed(kind, messages, number), "tools": tools, "stream": stream}
+        for kind, index, stream in operations:
+            messages = conversations[index % len(conversations)]
+            body: dict[str, Any] = {"messages": changed(kind, messages, index), "tools": tools, "stream": stream}
             body |= {"n": 2} if kind == "choices" else {}
             bodies.append(body)
             num_turns += body.get("n", 1)
-            goes_on = body["messages"] == messages and len(messages) > 1
-            num_fresh += 0 if goes_on else body.get("n", 1)
+            continues = body["messages"] == messages and len(messages) > 1
+            num_fresh += 0 if continues else body.get("n", 1)
         answers = client.ask(*bodies, at_once=True)
         assert len(client.turns) == num_turns
-        for (kind, number, _), body, choices in zip(operations, bodies, answers, strict=True):
+        for (kind, index, _), body, choices in zip(operations, bodies, answers, strict=True):
             if kind == "retry":
                 num_retries += 1
                 repeated = client.ask(body, **{"x-stainless-retry-count": "1"})[0]
                 assert bodies.count(body) > 1 or repeated == choices  # of equal bodies, the last one's answer
-                assert repeated in [other for other, sent in zip(answers, bodies, strict=True) if sent == body]
+                assert repeated in [
+                    other for other, body_sent in zip(answers, bodies, strict=True) if body_sent == body
+                ]
             if kind in ("go on", "retry", "choices"):
-                reply = choices[number % len(choices)]
+                reply = choices[index % len(choices)]
                 calls = reply.get("tool_calls") or ()
                 results = [{"role": "tool", "tool_call_id": call["id"], "content": "3"} for call in calls]
-                new = results or [user(f"and {number}?")]
+                new = results or [user(f"and {index}?")]
                 conversations.append([*body["messages"], reply, *new])
     assert len(client.turns) == num_turns
     assert sum(turn.restart for turn in client.turns) == num_fresh
@@ -343,7 +346,7 @@ def test_random_conversations_are_recorded_exactly(rounds: list[list[tuple[str, 
 def test_requests_at_once_do_not_mix() -> None:
     """Each reply is made of its own prompt, and each conversation goes on from its own."""
     client = Client(lambda request: hashlib.sha256(json.dumps(request.ids).encode()).hexdigest()[:12])
-    starts = [[user(f"question {number}")] for number in range(8)]
+    starts = [[user(f"question {index}")] for index in range(8)]
     for _ in range(3):
         answers = client.ask(*({"messages": messages} for messages in starts), at_once=True)
         for messages, [reply] in zip(starts, answers, strict=True):
@@ -359,7 +362,7 @@ def test_requests_at_once_do_not_pass_the_limit_of_turns() -> None:
     client = Client()
     client.recorder.max_turns = 3
     assert client.ask({"messages": [user("x")], "stop": "y" * 40}) == [400]
-    answers = client.ask(*({"messages": [user(f"question {number}")]} for number in range(6)), at_once=True)
+    answers = client.ask(*({"messages": [user(f"question {index}")]} for index in range(6)), at_once=True)
     assert sorted(answer if isinstance(answer, int) else 200 for answer in answers) == [200] * 3 + [409] * 3
     assert len(client.turns) == 3
     assert client.recorder.reached_limit == "turns"

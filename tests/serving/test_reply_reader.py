@@ -48,7 +48,7 @@ def test_parts_do_not_depend_on_the_grouping(text: str, sizes: list[int], stops:
     parts, reason, stop = read(ids, sizes, stops)
     assert (parts, reason, stop) == read(ids, [], stops)
     plain = "".join(part for part in parts if isinstance(part, str))
-    assert not any(one in plain for one in stops if not any(isinstance(part, FunctionCall) for part in parts))
+    assert not any(stop in plain for stop in stops if not any(isinstance(part, FunctionCall) for part in parts))
     if not stops and "<tool_call>" not in text:
         assert plain == text
 

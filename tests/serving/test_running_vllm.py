@@ -59,20 +59,20 @@ def ask(small: SmallVLLM, steps: Any) -> Any:
 def test_replies_are_what_vllm_sampled_streamed_too(small: SmallVLLM) -> None:
     async def steps(client: httpx.AsyncClient) -> tuple[Any, str]:
         body = {**BODY, "model": "mine", "return_token_ids": True}
-        whole = (await client.post(CHAT, json=body)).json()
+        answer = (await client.post(CHAT, json=body)).json()
         streamed = await client.post(CHAT, json={**body, "stream": True})
-        return whole, streamed.text
+        return answer, streamed.text
 
-    whole, streamed = ask(small, steps)
-    sent = [body for path, body in small.seen if path == "/v1/completions"]
-    assert [body["prompt"] for body in sent] == [whole["prompt_token_ids"]] * 2
+    answer, streamed = ask(small, steps)
+    bodies = [body for path, body in small.seen if path == "/v1/completions"]
+    assert [body["prompt"] for body in bodies] == [answer["prompt_token_ids"]] * 2
     sampled, sampled_again = (answer["choices"][0] for answer in small.answered)
-    [choice] = whole["choices"]
+    [choice] = answer["choices"]
     assert choice["token_ids"] == sampled["token_ids"] == sampled_again["token_ids"]
     served = [row["logprob"] for row in choice["logprobs"]["content"]]
     assert served == sampled["logprobs"]["token_logprobs"]
     chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line.startswith("data: {")]
-    text = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+    text = "".join(choice["delta"].get("content") or "" for chunk in chunks for choice in chunk["choices"])
     assert text == choice["message"]["content"]
     assert streamed.count("data: [DONE]") == 1
 
@@ -87,8 +87,8 @@ def test_adapters_are_loaded_into_the_server(small: SmallVLLM, tmp_path: Path) -
         assert (await client.post("/v1/unload_lora_adapter", json={"lora_name": "own"})).status_code == 200
         return [answer["choices"][0]["message"]["content"] for answer in answers]
 
-    base, own = ask(small, steps)
-    assert base != own
+    base, adapted = ask(small, steps)
+    assert base != adapted
     assert not small.adapters, "it was unloaded there too"
 
 

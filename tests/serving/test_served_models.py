@@ -108,23 +108,23 @@ def test_an_adapter_is_replaced_while_its_requests_go_on(server: ModelServer, ad
             assert await load(adapters[1]) == 200
             after = await ask()
             long = await under_way
-            listed = [row["id"] for row in (await client.get("/v1/models")).json()["data"]]
-            gone = await client.post("/v1/unload_lora_adapter", json={"lora_name": "mine"})
-            assert gone.status_code == 200
+            names = [row["id"] for row in (await client.get("/v1/models")).json()["data"]]
+            response = await client.post("/v1/unload_lora_adapter", json={"lora_name": "mine"})
+            assert response.status_code == 200
             refused = await client.post(CHAT, json={**BODY, "model": "mine"})
             assert refused.status_code == 404
             loaded = models.default.engine.adapters
             assert loaded is not None
             await until(lambda: loaded.matrices.names == ())  # replaced adapters are freed
-            return [before, after, long], listed
+            return [before, after, long], names
 
-    (before, after, long), listed = asyncio.run(run())
-    assert listed == ["tiny", "mine"]
+    (before, after, long), names = asyncio.run(run())
+    assert names == ["tiny", "mine"]
     assert before != after
     assert long[:24] == before, "a request ends with the weights that it began with"
 
 
-def test_what_cannot_be_loaded_is_said(server: ModelServer, tmp_path: Path) -> None:
+def test_models_that_cannot_be_loaded_are_errors(server: ModelServer, tmp_path: Path) -> None:
     for path, word in ((str(tmp_path / "none"), "adapter"), ("tiny", "adapter")):
         answer = post(server, "/v1/load_lora_adapter", {"lora_name": "x", "lora_path": path})
         assert answer.status_code == 400
@@ -139,9 +139,9 @@ def test_what_cannot_be_loaded_is_said(server: ModelServer, tmp_path: Path) -> N
 def test_sampling_parameters_near_zero_are_greedy(server: ModelServer, sampling: dict[str, float]) -> None:
     """They are above 0 in the request, and 0 or close to it as a float32."""
     body = {**BODY, "model": "tiny", "seed": 1, "logprobs": True}
-    greedy, near = (post(server, CHAT, {**body, **more}).json() for more in ({"temperature": 0}, sampling))
-    assert near["choices"][0]["message"] == greedy["choices"][0]["message"]
-    assert len(near["choices"][0]["logprobs"]["content"]) == len(greedy["choices"][0]["logprobs"]["content"])
+    greedy, near_zero = (post(server, CHAT, {**body, **extra}).json() for extra in ({"temperature": 0}, sampling))
+    assert near_zero["choices"][0]["message"] == greedy["choices"][0]["message"]
+    assert len(near_zero["choices"][0]["logprobs"]["content"]) == len(greedy["choices"][0]["logprobs"]["content"])
 
 
 def test_two_names_for_one_model(server: ModelServer) -> None:
@@ -162,8 +162,8 @@ def test_an_unloaded_adapter_takes_its_other_names_with_it(server: ModelServer, 
         models.add_alias("other", "mine")
         async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app(server)), base_url="http://test") as client:
             await client.post("/v1/unload_lora_adapter", json={"lora_name": "mine"})
-            listed = [row["id"] for row in (await client.get("/v1/models")).json()["data"]]
-            return listed, (await client.get("/health")).status_code
+            names = [row["id"] for row in (await client.get("/v1/models")).json()["data"]]
+            return names, (await client.get("/health")).status_code
 
     assert asyncio.run(run()) == (["tiny"], 200)
 
@@ -180,7 +180,7 @@ def test_an_adapter_of_cancelled_requests_is_freed(adapters: list[Path]) -> None
             Request((5, 6, 7), Sampling(max_tokens=1500, seed=seed), NO_TASK, Observation(), (), adapter=name)
             for seed, name in enumerate(["", adapter, adapter, adapter])
         ]
-        tasks = [asyncio.create_task(engine.generate(one)) for one in requests]
+        tasks = [asyncio.create_task(engine.generate(request)) for request in requests]
         await until(lambda: engine.num_running == len(tasks))
         for task in tasks[1:]:
             task.cancel()

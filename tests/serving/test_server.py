@@ -21,7 +21,7 @@ from practicum.serving.server import http_server, listen, serve_in_background
 from practicum.serving.server import serve as serve_until_signal
 from practicum.serving.service import ClientLimits
 from tests.serving.conftest import MakeServer, until
-from tests.serving.streams import joined
+from tests.serving.streams import joined_stream
 
 CHAT = "/v1/chat/completions"
 TEXT = "word " * 40
@@ -48,7 +48,7 @@ def serve(server: ModelServer, use: Callable[[str, httpx.AsyncClient], Awaitable
     asyncio.run(run())
 
 
-def test_a_client_that_goes_away_is_cancelled_and_leaves_the_others_whole(make_server: MakeServer) -> None:
+def test_a_client_that_disconnects_is_cancelled_and_others_are_not_affected(make_server: MakeServer) -> None:
     server = make_server(TEXT, seconds_per_token=0.005)
 
     async def use(url: str, client: httpx.AsyncClient) -> None:
@@ -61,7 +61,7 @@ def test_a_client_that_goes_away_is_cancelled_and_leaves_the_others_whole(make_s
         unstreamed.cancel()
         await until(lambda: engine_of(server).num_cancelled == 2)
         for answer in await asyncio.gather(*others):
-            assert joined(CHAT, answer.text)["choices"][0]["content"] == TEXT
+            assert joined_stream(CHAT, answer.text)["choices"][0]["content"] == TEXT
         await until(lambda: server.queue.running == 0)
         assert server.metrics.finished["abort"] == 2
 
@@ -83,8 +83,8 @@ def test_a_client_that_reads_nothing_is_dropped(make_server: MakeServer) -> None
         await writer.drain()
         await reader.readline()
         await until(lambda: server.queue.running > 0)
-        whole = await client.post(f"{url}{CHAT}", json={**body(), "max_tokens": 5})
-        assert whole.status_code == 200
+        response = await client.post(f"{url}{CHAT}", json={**body(), "max_tokens": 5})
+        assert response.status_code == 200
         await until(lambda: server.queue.running == 0)
         writer.close()
 
@@ -105,7 +105,7 @@ def test_a_signal_lets_replies_end_and_refuses_new_ones(make_server: MakeServer)
             await until(lambda: server.queue.running == 3)
             web.handle_exit(signal.SIGTERM, None)
             for answer in await asyncio.gather(*open_streams):
-                assert joined(CHAT, answer.text)["choices"][0]["content"] == TEXT
+                assert joined_stream(CHAT, answer.text)["choices"][0]["content"] == TEXT
             await asyncio.wait_for(task, 10)
             try:
                 refused = (await client.post(f"{url}{CHAT}", json=body())).status_code
@@ -130,7 +130,7 @@ def test_a_request_that_takes_too_long_ends_with_an_error(make_server: MakeServe
     serve(server, use)
 
 
-def test_a_long_prompt_holds_up_nobody(make_server: MakeServer) -> None:
+def test_a_long_prompt_does_not_delay_other_requests(make_server: MakeServer) -> None:
     """Texts that cannot fit are refused unread, long ones are encoded beside the others and within the timeout."""
     server = make_server("x", limits=ClientLimits(seconds=0.2))
     engine_of(server).decoder.shape.context = 1 << 20
@@ -143,18 +143,18 @@ def test_a_long_prompt_holds_up_nobody(make_server: MakeServer) -> None:
     ]
 
     async def use(url: str, client: httpx.AsyncClient) -> None:
-        for path, asked in requests:
-            answer = asyncio.create_task(client.post(f"{url}{path}", json=asked))
+        for path, request_body in requests:
+            answer = asyncio.create_task(client.post(f"{url}{path}", json=request_body))
             slowest = 0.0
             while not answer.done():
-                begun = time.monotonic()
+                started = time.monotonic()
                 assert (await client.get(f"{url}/health")).status_code == 200
-                slowest = max(slowest, time.monotonic() - begun)
+                slowest = max(slowest, time.monotonic() - started)
             assert (answer.result().status_code, answer.result().json()["error"]["code"]) == (504, "timeout")
             assert slowest < 2.0  # it takes milliseconds; the bound is for busy machines
         engine_of(server).decoder.shape.context = 64
-        for path, asked in requests:
-            answered = await client.post(f"{url}{path}", json=asked)
+        for path, request_body in requests:
+            answered = await client.post(f"{url}{path}", json=request_body)
             assert (answered.status_code, answered.json()["error"]["code"]) == (400, "context_length_exceeded")
 
     serve(server, use)
@@ -167,18 +167,18 @@ def test_a_fault_within_a_stream_ends_it_with_an_error() -> None:
         yield "data: {}\n\n"
         raise KeyError("a fault of ours")
 
-    sent: list[Any] = []
+    events_sent: list[Any] = []
 
     async def send(message: Any) -> None:
-        sent.append(message)
+        events_sent.append(message)
 
     async def receive() -> Any:
         await asyncio.Event().wait()
 
     asyncio.run(EventStream(texts(), ChatCompletions(), 60)({"type": "http"}, receive, send))
-    error = json.loads(sent[-2]["body"].decode().removeprefix("data: "))
+    error = json.loads(events_sent[-2]["body"].decode().removeprefix("data: "))
     assert error["error"]["code"] == "internal_error"
-    assert sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
+    assert events_sent[-1] == {"type": "http.response.body", "body": b"", "more_body": False}
 
 
 @pytest.mark.parametrize("num_steps", range(6))

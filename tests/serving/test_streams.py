@@ -8,7 +8,7 @@ import pytest
 
 from practicum.serving.app import ModelServer
 from tests.serving.conftest import MakeServer, call
-from tests.serving.streams import PATHS, body, joined, whole
+from tests.serving.streams import PATHS, body, joined_stream, unstreamed
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 12, "t": "é"}}</tool_call>'
 REPLIES = {
@@ -26,16 +26,16 @@ def options(path: str) -> dict[str, Any]:
     return {"stream_options": {"include_usage": True}, "logprobs": 1, "n": 2} if path == "/v1/completions" else {}
 
 
-def pair(server: ModelServer, path: str, limit: int, **more: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+def pair(server: ModelServer, path: str, limit: int, **extra: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """A streamed answer, joined, and the unstreamed one."""
-    streamed_options, plain_options = {**options(path), **more}, {**options(path), **more}
+    streamed_options, plain_options = {**options(path), **extra}, {**options(path), **extra}
     plain_options.pop("stream_options", None)
     streamed, plain = call(
         server, (path, body(path, limit, True, **streamed_options)), (path, body(path, limit, False, **plain_options))
     )
     assert streamed.status_code == plain.status_code == 200, plain.text
     assert streamed.headers["content-type"].startswith("text/event-stream")
-    return joined(path, streamed.text), whole(path, plain.json())
+    return joined_stream(path, streamed.text), unstreamed(path, plain.json())
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -76,13 +76,13 @@ def test_a_call_that_is_cut_off_is_no_call(make_server: MakeServer) -> None:
     server = make_server(CALL)
     path = "/v1/chat/completions"
     length = len(server.models.default.renderer.encode(CALL)[0])  # type: ignore[union-attr]
-    cut, complete = (
+    cut_off, complete = (
         call(server, (path, body(path, limit, False)))[0].json()["choices"][0] for limit in (length - 1, length + 1)
     )
-    assert cut["finish_reason"] == "length"
-    assert "tool_calls" not in cut["message"]
-    assert cut["message"]["content"].startswith('<tool_call>{"name": "add"')
+    assert cut_off["finish_reason"] == "length"
+    assert "tool_calls" not in cut_off["message"]
+    assert cut_off["message"]["content"].startswith('<tool_call>{"name": "add"')
     assert complete["finish_reason"] == "tool_calls"
     assert complete["message"]["content"] is None
-    [made] = complete["message"]["tool_calls"]
-    assert made["function"] == {"name": "add", "arguments": '{"a": 12, "t": "é"}'}
+    [tool_call] = complete["message"]["tool_calls"]
+    assert tool_call["function"] == {"name": "add", "arguments": '{"a": 12, "t": "é"}'}

@@ -172,10 +172,11 @@ def test_requests_wait_for_the_end_of_a_pause() -> None:
     gate, order = RequestGate(), []
 
     async def request(name: str, seconds: float) -> None:
-        async with gate.request():
-            order.append(f"{name} begins")
-            await asyncio.sleep(seconds)
-            order.append(f"{name} ends")
+        await gate.enter()
+        order.append(f"{name} begins")
+        await asyncio.sleep(seconds)
+        order.append(f"{name} ends")
+        gate.leave()
 
     async def whole() -> None:
         first = asyncio.create_task(request("first", 0.05))

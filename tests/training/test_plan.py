@@ -73,13 +73,30 @@ def test_more_ranks_take_less_time_and_no_less_memory() -> None:
     assert many.seconds["sum of gradients"] > 0
 
 
+def test_keys_and_values_have_the_memory_of_the_requests_that_run() -> None:
+    """Pages, as the engine has on a GPU: a prompt's are shared, and no more than its bound is used."""
+    size, hardware = MODEL_SIZES["qwen2.5-7b"], HARDWARE["h200"]
+    work = StepWorkload(8, 8, 640, 384)
+    per_token = 4 * size.layers * size.kv_width
+    assert estimate(size, hardware, work).memory["KV cache"] == per_token * (8 * 640 + 64 * 384)
+    assert estimate(size, hardware, replace(work, max_num_seqs=16)).memory["KV cache"] == per_token * (
+        2 * 640 + 16 * 384 + 6 * 640  # the prompts that do not run are kept
+    )
+    large = replace(work, groups=1024, max_num_seqs=8192)
+    bounded = estimate(size, hardware, replace(large, kv_bytes=2.0**30))
+    assert bounded.memory["KV cache"] == 2.0**30
+    assert bounded.seconds["rollout"] > 2 * estimate(size, hardware, large).seconds["rollout"]
+
+
 def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["plan", "recipe=rubric-reinforce", "trainer.nnodes=64", "trainer.n_gpus_per_node=8"]
     assert main(command) == 0
     text = capsys.readouterr().out
     assert "64 × 8 H200 (assumed; change with --hardware)" in " ".join(text.split())
     assert "does not fit" in text
-    assert "lower actor_rollout_ref.rollout.max_num_seqs" in text
+    assert "enable_gradient_checkpointing=true" in text  # one episode of 12,800 tokens
+    assert main([*command, "actor_rollout_ref.model.enable_gradient_checkpointing=true"]) == 0
+    assert "does not fit" not in capsys.readouterr().out
     assert max(map(len, text.splitlines())) <= 80
     assert main([*command, "--json"]) == 0
     values = json.loads(capsys.readouterr().out)

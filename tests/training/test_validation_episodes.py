@@ -8,11 +8,11 @@ from practicum.evaluation.result import EvalResult
 from practicum.report.run_view import RunView
 from practicum.report.runs import RunFolder
 from practicum.training.validation_results import MAX_SAVED_EPISODES, write_validation
-from tests.report.report_files import an_episode
+from tests.report.report_files import make_episode
 
 
 def test_validations_keep_their_first_episodes_and_a_resumed_run_drops_later_ones(tmp_path: Path) -> None:
-    episodes = [an_episode(f"task-{number}", 0, 1.0) for number in range(MAX_SAVED_EPISODES + 3)]
+    episodes = [make_episode(f"task-{number}", 0, 1.0) for number in range(MAX_SAVED_EPISODES + 3)]
     result = EvalResult("val", "math", "p", 1, 1, ())
     for step in (0, 5, 10):
         write_validation(tmp_path, step, result, episodes)

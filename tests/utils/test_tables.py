@@ -6,7 +6,6 @@ import contextlib
 import io
 import json
 import math
-import os
 import re
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from practicum.cli.main import main
 from practicum.training.monitor.loggers import console_line, validation_sentence
 from practicum.utils.tables import WIDTH, number, p_text, percent, progress_label, shortened, table
-from practicum.utils.terminal import Progress, print_whatever_the_encoding, sparkline, text_width, use_colour, wrap
+from practicum.utils.terminal import Progress, fit, print_whatever_the_encoding, sparkline, text_width, use_colour, wrap
 
 
 class Terminal(io.StringIO):
@@ -62,10 +61,24 @@ def test_no_color_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b" not in table(["Policy"], [["a"]])
 
 
-def test_a_file_gets_plain_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(os.environ, "COLUMNS", "30")
-    assert text_width(io.StringIO()) == WIDTH
-    assert not use_colour(io.StringIO())
+@pytest.mark.parametrize(
+    ("columns", "width"),
+    [("60", 60), ("140", 140), (None, WIDTH), ("", WIDTH), ("0", WIDTH), ("-5", WIDTH), ("x", WIDTH)],
+)
+def test_a_file_gets_plain_text_of_the_columns_that_are_asked_for(
+    columns: str | None, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stdout", stream)
+    if columns is None:
+        monkeypatch.delenv("COLUMNS", raising=False)
+    else:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert text_width(stream) == width
+    assert not use_colour(stream)
+    text = table(["Policy", "Success"], [["runs/" + "x" * 200 + "/end", "1.0%"]])
+    assert {len(line) for line in text.splitlines()[1:]} == {width}
+    assert fit("word " * 60, stream) == "word " * 60  # lines are for programs: they are not broken
 
 
 def test_wide_characters_take_two_columns() -> None:

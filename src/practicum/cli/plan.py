@@ -64,6 +64,12 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+REMEDIES = {
+    "KV cache": "the KV cache: lower\nactor_rollout_ref.rollout.gpu_memory_utilization or max_num_seqs",
+    "activations": "activations: shorten replies, or set\nactor_rollout_ref.model.enable_gradient_checkpointing=true",
+}
+
+
 def billions(count: float) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
 
@@ -92,8 +98,9 @@ def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
     mfu = "" if plan.mfu is None else f"; MFU {percent(plan.mfu, digits=0)}"
     say(f"Update: {plan.update_flops:.3g} model FLOPs{mfu}.")
     print("Environments, tools and judges are not in it.")
-    if max(plan.memory, key=lambda name: plan.memory[name]) == "KV cache" and totals[0] > memory:
-        print("Most of it is the KV cache: lower actor_rollout_ref.rollout.max_num_seqs.")
+    most = max(plan.memory, key=lambda name: plan.memory[name])
+    if most in REMEDIES and totals[0] > memory:
+        print(f"Most of it is {REMEDIES[most]}.")
     if sharded:
         print("Ranks hold the whole model; with strategy=fsdp2 they divide it:\nits column is computed, not measured.")
     memory_error, time_error = largest_errors()

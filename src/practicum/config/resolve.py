@@ -477,6 +477,8 @@ def _check_local(config: TrainConfig, chosen: Set[str]) -> None:
     for key in sorted(chosen):
         if key == "actor_rollout_ref.rollout.gpu_memory_utilization" and not _is_on_cpu(config):
             continue
+        if key == "actor_rollout_ref.rollout.tensor_model_parallel_size" and _value(config, key) == 1:
+            continue  # which the local engine is
         if key in SERVER_ONLY or key.startswith(VLLM):
             raise UserError(f"{key} means nothing to actor_rollout_ref.rollout.name=local; leave it out.")
 

@@ -69,7 +69,7 @@ def describe_evidence(comparison: Comparison) -> str:
     """The level, the test with its p-value, corrected where there are several comparisons, and the tasks."""
     delta = comparison.success
     corrected = (
-        f", {comparison.p_corrected:.2g} after Holm over {comparison.num_comparisons}"
+        f", {comparison.p_corrected:.2g} after Holm over {comparison.num_comparisons} comparisons"
         if comparison.num_comparisons > 1
         else ""
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import torch
@@ -55,18 +56,19 @@ def pack(rows: Sequence[tuple[int, Sequence[int], int]], tokens: int = 0, blocks
     Padded to at least `tokens` and `blocks`.
     """
     lengths = np.array([len(ids) for _, ids, _ in rows])
-    offsets = np.concatenate([[0], lengths.cumsum()])
-    total = int(offsets[-1])
-    pairs = list(zip(offsets.tolist(), lengths.tolist(), strict=False))
-    first = np.concatenate([np.arange(0, length, QUERY_BLOCK) + start for start, length in pairs])
-    stops = np.concatenate([np.full(-(-length // QUERY_BLOCK), start + length) for start, length in pairs])
+    ends = lengths.cumsum()
+    total = int(ends[-1])
+    counts = -(-lengths // QUERY_BLOCK)
+    stops = np.repeat(ends, counts)
+    number_in_row = np.arange(len(stops)) - np.repeat(counts.cumsum() - counts, counts)
+    first = np.repeat(ends - lengths, counts) + QUERY_BLOCK * number_in_row
     tokens, blocks = _round_up(max(tokens, total)), _round_up(max(blocks, len(first)))
     numbers = np.zeros(3 * tokens + 2 * blocks, dtype=np.int32)
     ids, slots, positions, firsts, counts = np.split(numbers, np.cumsum([tokens, tokens, tokens, blocks]))
-    ids[:total] = np.concatenate([np.asarray(own, dtype=np.int32) for _, own, _ in rows])
+    ids[:total] = np.fromiter(chain.from_iterable([own for _, own, _ in rows]), dtype=np.int32, count=total)
     slots[:] = -1
     slots[:total] = np.repeat([slot for slot, _, _ in rows], lengths)
-    positions[:total] = np.arange(total) - np.repeat(offsets[:-1] - [start for _, _, start in rows], lengths)
+    positions[:total] = np.arange(total) - np.repeat(ends - lengths - [start for _, _, start in rows], lengths)
     firsts[: len(first)], counts[: len(first)] = first, np.minimum(stops - first, QUERY_BLOCK)
     return torch.from_numpy(numbers), tokens, blocks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -18,8 +18,7 @@ NUMBERS_PER_PROGRAM = 1024
 NUM_FIELDS = 6
 
 
-@dataclass(frozen=True)
-class SlotParams:
+class SlotParams(NamedTuple):
     """What a slot is initialised with: the first input and the sampling parameters."""
 
     slot: int

@@ -34,6 +34,8 @@ class StageUsage:
     """Peak of what tensors had on the GPU (allocated)."""
     gpu_reserved_mb: float = 0.0
     """Peak of what torch had taken from the GPU (reserved)."""
+    gpu_start_mb: float = 0.0
+    """What tensors had on the GPU when it began, after earlier stages' models were freed; the most over its starts."""
 
 
 class PipelineLog:
@@ -68,7 +70,9 @@ class PipelineLog:
         before = self.usage.get(name, StageUsage())
         self._record(name, replace(before, starts=before.starts + 1))
         reset_peak_resident()
+        gpu_start_mb = 0.0
         if (cuda := _cuda()) is not None:
+            gpu_start_mb = cuda.memory_allocated() / 1e6
             cuda.reset_peak_memory_stats()
         start, cpu_start = time.monotonic(), cpu_seconds()
         finished = False
@@ -86,6 +90,7 @@ class PipelineLog:
                     max(before.peak_mb, peak_resident_megabytes()),
                     max(before.gpu_peak_mb, gpu_peak_megabytes()),
                     max(before.gpu_reserved_mb, gpu_reserved_megabytes()),
+                    max(before.gpu_start_mb, gpu_start_mb),
                 ),
             )
 

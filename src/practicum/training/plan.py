@@ -16,6 +16,7 @@ from practicum.config.resolve import resolve_train
 from practicum.config.train import TrainConfig
 from practicum.data.run_folder import resolve_model
 from practicum.errors import UserError, nearest_name
+from practicum.kernels.paged_kv import PAGE_TOKENS
 from practicum.models.decoder import Shape, attention_flops, forward_flops, peak_flops, update_flops
 from practicum.models.loader import CPU_BATCH_SIZE, GPU_BATCH_SIZE
 from practicum.training.estimators import ESTIMATORS
@@ -149,7 +150,6 @@ PROCESS_BYTES = {True: 0.5 * GIB, False: 40 * 2.0**20}
 counted here."""
 CPU_ALLOCATOR = 1.25
 """Peak of a CPU process over the sum of its tensors, with what the allocator holds back."""
-KEY_BUCKET = 128
 PREFIX_CACHE_BYTES = {True: 8 * GIB, False: 1 * GIB}
 
 
@@ -168,6 +168,10 @@ class StepWorkload:
     """Times that every sample is trained on (epochs)."""
     micro_tokens: int = GPU_MICRO_BATCH_TOKENS
     max_num_seqs: int = 256
+    gpu_memory_utilization: float = 0.5
+    """Share of a GPU's memory beside the weights that keys and values may have."""
+    kv_bytes: float | None = None
+    """Bytes that keys and values may have instead of that share."""
     lora_rank: int = 0
     checkpointing: bool = False
     reference: bool = False
@@ -291,14 +295,30 @@ def _logits(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int)
 
 
 def _kv_cache(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int, width: float) -> float:
-    """Bytes of slots (GPU) or pages (CPU), and of the prefixes that the engine keeps outside of them."""
+    """Bytes of the pages of requests that run at once, and of the prefixes of prompts that do not."""
     per_token = 2.0 * size.layers * size.kv_width * width
-    sequences = -(-work.sequences // num_ranks)
-    prefixes = min(PREFIX_CACHE_BYTES[hardware.on_gpu], work.groups / num_ranks * work.prompt_tokens * per_token)
-    if hardware.on_gpu:
-        capacity = -(-int(work.length) // KEY_BUCKET) * KEY_BUCKET
-        return (work.max_num_seqs + 1) * capacity * per_token + (prefixes if work.turns > 1 else 0.0)
-    return min(work.max_num_seqs, sequences) * work.length * per_token + prefixes
+    sequences, groups = -(-work.sequences // num_ranks), work.groups / num_ranks
+    if not hardware.on_gpu:
+        prefixes = min(PREFIX_CACHE_BYTES[False], groups * work.prompt_tokens * per_token)
+        return min(work.max_num_seqs, sequences) * work.length * per_token + prefixes
+    running = min(work.max_num_seqs, sequences)
+    prefixes = max(0.0, groups - -(-running // work.chains)) * work.prompt_tokens * per_token
+    pages = running * _bytes_per_request(size, work) + min(PREFIX_CACHE_BYTES[True], prefixes)
+    return min(pages, _kv_limit(size, hardware, work))
+
+
+def _bytes_per_request(size: Shape, work: StepWorkload) -> float:
+    """Bytes of the pages of one request on a GPU; requests with one prompt have its full pages in common."""
+    shared = int(work.prompt_tokens) // PAGE_TOKENS
+    pages = -(-int(work.length) // PAGE_TOKENS) - shared + shared / work.chains
+    return pages * PAGE_TOKENS * 4.0 * size.layers * size.kv_width
+
+
+def _kv_limit(size: Shape, hardware: Hardware, work: StepWorkload) -> float:
+    """Bytes that keys and values may have on a GPU; requests wait for room."""
+    if work.kv_bytes is not None:
+        return work.kv_bytes
+    return work.gpu_memory_utilization * max(0.0, hardware.memory - 2.0 * size.weights)
 
 
 def step_seconds(
@@ -351,6 +371,8 @@ def rollout_seconds(size: Shape, hardware: Hardware, work: StepWorkload, num_ran
     groups = -(-work.groups // num_ranks)  # the episodes of a group are on one rank
     sequences = groups * work.chains
     rows = min(work.max_num_seqs, sequences)
+    if hardware.on_gpu:
+        rows = max(1, min(rows, int(_kv_limit(size, hardware, work) / _bytes_per_request(size, work))))
     waves = sequences / rows
     prompt_tokens = groups * work.prompt_tokens
     prefill = forward_flops(size, prompt_tokens, 0) / _rate(size, hardware, prefill=True)
@@ -395,6 +417,8 @@ def workload_of(
         num_updates=actor.ppo_epochs,
         micro_tokens=limit if hardware.on_gpu else min(limit, MicroBatchLimits.tokens),
         max_num_seqs=rollout.max_num_seqs or (GPU_BATCH_SIZE if hardware.on_gpu else CPU_BATCH_SIZE),
+        gpu_memory_utilization=rollout.gpu_memory_utilization,
+        kv_bytes=None if rollout.kv_cache_gib is None else rollout.kv_cache_gib * GIB,
         lora_rank=model.lora_rank,
         checkpointing=model.enable_gradient_checkpointing,
         reference=settings.needs_reference,

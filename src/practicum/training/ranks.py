@@ -66,12 +66,17 @@ def joined(device: str) -> Iterator[Launch]:
         _check_devices(on_gpu)
         yield launch
     except RuntimeError as error:
-        if not isinstance(error, dist.DistError) and "onnection" not in str(error):
+        if not is_lost_connection(error):
             raise
         reason = str(error).splitlines()[0][:200]
         raise RanksLost(f"Rank {launch.rank} has lost the other ranks; see what they say ({reason}).") from error
     finally:
         dist.destroy_process_group()
+
+
+def is_lost_connection(error: RuntimeError) -> bool:
+    """Whether an error is that of messages to other ranks: gloo raises plain RuntimeErrors."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in ("onnection", "gloo", "NCCL"))
 
 
 def _check_devices(on_gpu: bool) -> None:

@@ -17,8 +17,8 @@ MAX_LABEL_CHARACTERS = 22
 def table(headers: Sequence[str], rows: Sequence[Sequence[str]], rule: str = "-") -> str:
     """Columns two spaces apart, the first left-aligned and shortened where a line would be too long.
 
-    Fits the terminal, or 100 columns where stdout is none; the headers are bold on a terminal with colour. Cells are
-    plain text: rich's markup in them is not interpreted.
+    Fits the terminal; where stdout is none, COLUMNS (100 if it is not set). The headers are bold on a terminal with
+    colour. Cells are plain text: rich's markup in them is not interpreted.
     """
     from rich.box import Box  # here, because it is slow to import
     from rich.cells import cell_len

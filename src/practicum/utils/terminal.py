@@ -184,7 +184,7 @@ class Progress:
 
 
 PLAIN_WIDTH = 100
-"""Columns of text that is not printed to a terminal."""
+"""Columns of text that is not printed to a terminal, where COLUMNS does not say another number."""
 
 
 def use_colour(stream: TextIO) -> bool:
@@ -202,8 +202,11 @@ def coloured(text: str, verdict: str) -> str:
 
 
 def text_width(stream: TextIO) -> int:
-    """Columns of the terminal, or of plain text elsewhere."""
-    return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns if stream.isatty() else PLAIN_WIDTH
+    """Columns of the terminal; elsewhere those of the variable COLUMNS, or of plain text where it is not set."""
+    if stream.isatty():
+        return shutil.get_terminal_size((PLAIN_WIDTH, 24)).columns
+    columns = os.environ.get("COLUMNS", "")
+    return int(columns) if columns.isdecimal() and int(columns) > 0 else PLAIN_WIDTH
 
 
 def sparkline(values: Sequence[float], width: int = 16) -> str:

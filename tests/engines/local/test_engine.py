@@ -18,13 +18,14 @@ from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, SampledToken, Sampling
 from practicum.engines.local.cpu_runner import CpuRunner
 from practicum.engines.local.engine import LocalEngine
-from practicum.engines.local.runner import DecodeOutput, RunningRequest
+from practicum.engines.local.runner import BATCH_MULTIPLE, DecodeOutput, RunningRequest
 from practicum.environment import Observation
 from practicum.errors import EngineError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.task import Task
 from practicum.trajectory import StopReason
+from practicum.utils.concurrency import Deadline
 
 TASK = Task("t", "x", "train")
 
@@ -253,6 +254,70 @@ def test_a_failed_step_fails_the_requests_and_says_why(
     with pytest.raises(EngineError, match="planted"):
         asyncio.run(engine.generate(request([5, 6, 7])))
     asyncio.run(engine.close())
+
+
+class HeldRunner(CpuRunner):
+    """Decodes nothing until it may."""
+
+    may_decode: threading.Event
+
+    def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
+        self.may_decode.wait(20)
+        return super().decode(running, end_ids)
+
+
+def held_engine(model: LlamaForCausalLM, renderer: Renderer) -> LocalEngine:
+    """An engine of eight requests at a time that decodes nothing until `runner.may_decode` is set."""
+    engine = LocalEngine(Decoder(model), renderer, max_batch=BATCH_MULTIPLE, runner=HeldRunner)
+    engine.runner.may_decode = threading.Event()  # type: ignore[attr-defined]
+    return engine
+
+
+async def within(engine: LocalEngine, seconds: float, number: int) -> Generation:
+    """A reply of one token with a deadline."""
+    one = request(range(10 + number, 30 + number), max_tokens=1)
+    return await Deadline(seconds, "engine").of(engine.generate(one))
+
+
+def test_a_deadline_is_paused_in_the_queue_and_while_weights_change(
+    model: LlamaForCausalLM, renderer: Renderer
+) -> None:
+    async def run() -> list[Generation]:
+        engine = held_engine(model, renderer)
+        async with engine.gate.paused():
+            tasks = [asyncio.create_task(within(engine, seconds, i)) for i, seconds in enumerate([30] * 8 + [0.5] * 2)]
+            await asyncio.sleep(0.8)
+        await asyncio.sleep(0.8)
+        assert [task for task in tasks if task.done()] == []
+        engine.runner.may_decode.set()  # type: ignore[attr-defined]
+        replies = await asyncio.gather(*tasks)
+        await engine.close()
+        return replies
+
+    assert [len(reply.ids) for reply in asyncio.run(run())] == [1] * 10
+
+
+def test_a_deadline_counts_from_admission_on_and_in_the_queue_of_an_engine_that_hangs(
+    model: LlamaForCausalLM, renderer: Renderer
+) -> None:
+    async def run() -> tuple[list[object], list[float]]:
+        engine, begun, ends = held_engine(model, renderer), time.monotonic(), []
+
+        async def timed(seconds: float, number: int) -> None:
+            try:
+                await within(engine, seconds, number)
+            finally:
+                ends.append(time.monotonic() - begun)
+
+        results = await asyncio.gather(*(timed(0.3, i) for i in range(8)), timed(0.4, 8), return_exceptions=True)
+        engine.runner.may_decode.set()  # type: ignore[attr-defined]
+        await engine.close()
+        return [*results], ends
+
+    results, ends = asyncio.run(run())
+    assert [type(result) for result in results] == [TimeoutError] * 9
+    assert 0.3 <= ends[0] < 5
+    assert ends[8] >= 0.7  # it was admitted to nothing: its time began when that of the others had run out
 
 
 class FailingRunner(CpuRunner):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from scipy import stats
 
-from practicum.engines.local.runner import filter_logits, filtered_logits, sample, uniforms
+from practicum.engines.local.sampling import filter_logits, filtered_logits, sample, uniforms
 
 
 def test_uniforms_are_uniform_and_repeatable() -> None:

@@ -36,7 +36,7 @@ RULE = '{"type": "llm_judge", "name": "polite", "judge_prompt": "Is it polite?"}
 JUDGED_RUBRIC = f'{{"action": "generate", "rubric": {{"rules": [{RULE}]}}}}'
 
 
-async def play(environment: RubricEnvironment, task: Task, name: str) -> Step:
+async def run_policy(environment: RubricEnvironment, task: Task, name: str) -> Step:
     observation, policy = await environment.reset(task, 0), environment.scripted(name, task, 0)
     while True:
         step = await environment.step(policy(observation))
@@ -51,7 +51,7 @@ async def test_the_expert_solves_every_kind_of_task(form: str) -> None:
     tasks = [*environment.tasks("test", 8 if form == "json" else 16), *environment.tasks("train", 10)]
     verified = []
     for task in tasks[:4] if form == "json" else tasks:
-        step = await play(environment, task, "expert")
+        step = await run_policy(environment, task, "expert")
         assert step.success, task.id
         assert step.info["valid"] == 1.0
         verified.append(step.components["verifier"])
@@ -63,7 +63,7 @@ async def test_probes_earn_little_by_default_and_the_scalar_reward_can_be_gamed(
 
     async def mean(name: str, reward: str) -> float:
         environment = RubricEnvironment(reward=reward)
-        return statistics.fmean([(await play(environment, task, name)).reward for task in tasks])
+        return statistics.fmean([(await run_policy(environment, task, name)).reward for task in tasks])
 
     expert = await mean("expert", "agreement")
     assert expert > 0.95
@@ -76,7 +76,7 @@ async def test_probes_earn_little_by_default_and_the_scalar_reward_can_be_gamed(
 async def test_the_short_form_lists_preferences_over_the_whole_dialogue() -> None:
     """The prompt says the form of the work and never its family; a rubric has the items of the dialogue in order."""
     environment = RubricEnvironment(form="short")
-    for task in (one for one in environment.tasks("train", 60) if one.fields["level"] == 3):
+    for task in (candidate for candidate in environment.tasks("train", 60) if candidate.fields["level"] == 3):
         observation, policy = await environment.reset(task, 0), environment.expert(task)
         form, *lines, turns = observation.messages[0].content.splitlines()
         assert (form, turns) == (environment.case.kind_of_work, "3")
@@ -92,18 +92,18 @@ async def test_the_short_form_lists_preferences_over_the_whole_dialogue() -> Non
 
 async def test_the_dialogue() -> None:
     environment = RubricEnvironment()
-    task = next(one for one in environment.tasks("train", 30) if one.fields["level"] == 3)
+    task = next(candidate for candidate in environment.tasks("train", 30) if candidate.fields["level"] == 3)
     await environment.reset(task, 0)
     hidden = environment.case.hidden_topics
     answer = await environment.step(Action(content=f"ask {hidden[0]}"))
     assert NO_VIEW not in answer.observation.messages[0].content
-    again = await environment.step(Action(content=f"ask {hidden[0]}"))
-    assert NO_VIEW in again.observation.messages[0].content
-    assert "1 turn left" in again.observation.messages[0].content
-    late = await environment.step(Action(content=f"ask {hidden[1]}"))
-    assert late.terminated
-    assert late.reward == environment.reward_without_rubric == pytest.approx(-0.74)
-    assert late.info["problem"] == "the last turn must write the rubric"
+    repeated = await environment.step(Action(content=f"ask {hidden[0]}"))
+    assert NO_VIEW in repeated.observation.messages[0].content
+    assert "1 turn left" in repeated.observation.messages[0].content
+    late_answer = await environment.step(Action(content=f"ask {hidden[1]}"))
+    assert late_answer.terminated
+    assert late_answer.reward == environment.reward_without_rubric == pytest.approx(-0.74)
+    assert late_answer.info["problem"] == "the last turn must write the rubric"
 
 
 @pytest.mark.parametrize("reward", sorted(REWARDS))
@@ -111,18 +111,21 @@ async def test_the_dialogue() -> None:
 async def test_no_rubric_earns_less_than_any_rubric(reward: str, form: str) -> None:
     environment = RubricEnvironment(reward, form)
     for task in environment.tasks("test", 2):
-        poor = (await play(environment, task, "opposite")).reward
+        low_reward = (await run_policy(environment, task, "opposite")).reward
         await environment.reset(task, 0)
-        assert (await environment.truncate()).reward < poor
-        assert (await environment.step(Action(content="nothing"))).reward < poor
+        assert (await environment.truncate()).reward < low_reward
+        assert (await environment.step(Action(content="nothing"))).reward < low_reward
 
 
 async def test_questions_cost_a_little() -> None:
     environment = RubricEnvironment(criterion_dropout=0)
     task = environment.tasks("test", 1)[0]
-    few, many = (await play(environment, task, "expert")), (await play(environment, task, "thorough"))
-    assert many.info["questions"] > few.info["questions"]
-    assert 0 < few.reward - many.reward < 0.1
+    few_questions, many_questions = (
+        (await run_policy(environment, task, "expert")),
+        (await run_policy(environment, task, "thorough")),
+    )
+    assert many_questions.info["questions"] > few_questions.info["questions"]
+    assert 0 < few_questions.reward - many_questions.reward < 0.1
 
 
 async def test_a_judge_that_fails_ends_the_episode_as_judge_error() -> None:
@@ -170,8 +173,8 @@ async def test_hand_written_rubrics_are_satisfied_by_good_work_only() -> None:
     for family in FAMILIES.values():
         for name in family.rubrics:
             instance = canonical_instance(family, name)
-            good, bad = await make_outputs(instance, (1.0, 0.0))
-            texts = [good.text, bad.text]
+            good_output, bad_output = await make_outputs(instance, (1.0, 0.0))
+            texts = [good_output.text, bad_output.text]
             first, second = await engine.score_outputs(instance.preferences, instance.workflow.task_input, texts)
             assert first.aggregated_score == 1.0, instance.preferences.name
             assert second.aggregated_score < 0.45, instance.preferences.name
@@ -179,9 +182,9 @@ async def test_hand_written_rubrics_are_satisfied_by_good_work_only() -> None:
 
 def test_criterion_dropout() -> None:
     rubric = make_instance("budget report", 1).preferences
-    kept = [dropped_criteria(rubric, 0.3, str(key)).num_rules for key in range(50)]
-    assert min(kept) >= 2
-    assert 0.6 < statistics.fmean(kept) / rubric.num_rules < 0.95
+    sizes = [dropped_criteria(rubric, 0.3, str(key)).num_rules for key in range(50)]
+    assert min(sizes) >= 2
+    assert 0.6 < statistics.fmean(sizes) / rubric.num_rules < 0.95
     assert dropped_criteria(rubric, 0.3, "1") == dropped_criteria(rubric, 0.3, "1")
 
 
@@ -198,8 +201,8 @@ async def test_own_workflows_and_rubrics() -> None:
     step = await environment.step(Action(content="mention van 1"))
     assert step.success
     assert step.components["verifier"] == pytest.approx(1.0), "of all scores, however few there are"
-    three = {**fields, "outputs": ["a van", "a car", "no"], "scores": [1, 0, 0]}
-    await environment.reset(Task("own", "rubric", "test", three), 0)
+    three_outputs = {**fields, "outputs": ["a van", "a car", "no"], "scores": [1, 0, 0]}
+    await environment.reset(Task("own", "rubric", "test", three_outputs), 0)
     assert (await environment.step(Action(content="mention van 1"))).components["verifier"] == pytest.approx(1.0)
     await environment.reset(
         Task("own", "rubric", "test", {key: fields[key] for key in ("question", "rubric", "outputs")}), 0
@@ -217,7 +220,7 @@ async def test_own_workflows_and_rubrics() -> None:
         await case_of_task(Task("bad", "rubric", "test", {**fields, "rubric": "be good"}))
     code = {"rules": [{"type": "code", "code": "def evaluate(a, b): return 1.0"}]}
     with pytest.raises(UserError, match="use form=json"):
-        await play(RubricEnvironment(), Task("code", "rubric", "test", {**fields, "rubric": code}), "expert")
+        await run_policy(RubricEnvironment(), Task("code", "rubric", "test", {**fields, "rubric": code}), "expert")
     with pytest.raises(UserError, match="form=short"):
         await RubricEnvironment(form="short").reset(Task("own", "rubric", "test", fields), 0)
 
@@ -269,7 +272,7 @@ async def test_judge_rules_where_there_is_no_judge() -> None:
 
 async def test_replies_of_the_json_form_under_constrained_decoding() -> None:
     environment = RubricEnvironment(form="json")
-    task = next(one for one in environment.tasks("test", 12) if one.fields["level"] == 3)
+    task = next(candidate for candidate in environment.tasks("test", 12) if candidate.fields["level"] == 3)
     observation, expert = await environment.reset(task, 0), environment.expert(task)
     schemas = {judge: json_replies(judge)["json_schema"]["schema"] for judge in (False, True)}
     kinds = set()

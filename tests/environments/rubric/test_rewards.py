@@ -66,9 +66,11 @@ def test_no_valid_rubric_earns_less_than_the_minimum(
     data: st.DataObject, name: str, max_rules: int, max_questions: int
 ) -> None:
     truth = data.draw(scores)
-    own = data.draw(st.lists(st.integers(0, 8).map(lambda value: value / 8), min_size=len(truth), max_size=len(truth)))
+    generated_scores = data.draw(
+        st.lists(st.integers(0, 8).map(lambda value: value / 8), min_size=len(truth), max_size=len(truth))
+    )
     num_rules, num_questions = data.draw(st.integers(1, max_rules)), data.draw(st.integers(0, max_questions))
-    reward = REWARDS[name](RubricComparison(own, truth, num_rules, num_questions)).total
+    reward = REWARDS[name](RubricComparison(generated_scores, truth, num_rules, num_questions)).total
     assert reward >= MINIMA[name](max_rules, max_questions) - 1e-9
 
 
@@ -86,8 +88,8 @@ def test_precision_at_k() -> None:
 def perturbed(rubric: Rubric, steps: int, aspects: list[tuple[str, str]], random: SeededRandom) -> Rubric:
     """A ground truth with so many rules replaced by others that the stakeholder does not care about."""
     rules = list(rubric.rules)
-    own = {(rule.kind, rule.parameter) for rule in rules if isinstance(rule, MenuRule)}
-    free = [aspect for aspect in aspects if aspect not in own]
+    kinds = {(rule.kind, rule.parameter) for rule in rules if isinstance(rule, MenuRule)}
+    free = [aspect for aspect in aspects if aspect not in kinds]
     for index in range(min(steps, len(rules))):
         kind, parameter = free.pop(random.below(len(free)))
         rules[index] = MenuRule(kind=kind, parameter=parameter, weight=random.between(1, 3))
@@ -97,14 +99,18 @@ def perturbed(rubric: Rubric, steps: int, aspects: list[tuple[str, str]], random
 def test_the_reward_falls_as_ground_truths_are_perturbed() -> None:
     """On average over instances, step by step; the rank correlation with the number of steps is at least 0.9."""
     steps, rewards = range(5), []
-    instances = [make_instance(name, number) for name in ("shift handover", "claims register") for number in range(20)]
-    cases = [(one, asyncio.run(instance_case(one))) for one in instances if one.preferences.num_rules >= 4]
+    instances = [make_instance(name, seed) for name in ("shift handover", "claims register") for seed in range(20)]
+    cases = [
+        (instance, asyncio.run(instance_case(instance)))
+        for instance in instances
+        if instance.preferences.num_rules >= 4
+    ]
     for step in steps:
         values = []
         for instance, case in cases:
             random = SeededRandom(f"perturb/{instance.family.name}/{instance.number}")
             rubric = perturbed(case.ground_truth, step, list(instance.spec.aspects), random)
-            pair = [menu_totals(one, case.task_input, case.outputs) for one in (rubric, case.ground_truth)]
+            pair = [menu_totals(rules, case.task_input, case.outputs) for rules in (rubric, case.ground_truth)]
             coverage = coverage_of(rubric, case.ground_truth)
             values.append(agreement_reward(RubricComparison(*pair, rubric.num_rules, 0, coverage)).total)
         rewards.append(statistics.fmean(values))

@@ -74,7 +74,7 @@ LENGTH = CodeRule(
 )
 
 
-async def test_hostile_code_costs_only_its_own_rule() -> None:
+async def test_hostile_code_fails_only_its_own_rule() -> None:
     rules = [LENGTH, *(CodeRule(name=name, code=code) for name, code in HOSTILE.items()), LENGTH]
     rubric = Rubric(rules=tuple(rules))
     results = await ValidationEngine(code_rules=CodeRuleRunner()).score_outputs(rubric, "in", ["ab", "abcd"])
@@ -114,9 +114,9 @@ async def test_scores_that_leave_the_cache_during_a_run_are_still_returned(monke
 async def test_a_rule_that_was_stopped_runs_again() -> None:
     runner = CodeRuleRunner()
     endless = CodeRule(code="def evaluate(a, b):\n    while True: pass")
-    for number in (1, 2):
+    for attempt in (1, 2):
         assert (await runner.score([endless], "in", ["a"]))[0][0].error
-        assert runner.queue.num_sandboxes == number
+        assert runner.queue.num_sandboxes == attempt
 
 
 async def test_menu_rules_score_the_same_as_code_in_the_sandbox() -> None:
@@ -156,7 +156,7 @@ QUALITIES = (0.7, 0.8, 0.5, 0.6, 0.45, 0.75, 0.4, 0.55)
 COUNTS = f"n = -1\ndef evaluate(a, b):\n    global n\n    n += 1\n    return {QUALITIES}[n % 8]"
 
 
-async def test_a_rule_that_counts_its_calls_learns_nothing_about_the_outputs() -> None:
+async def test_a_rule_that_counts_its_calls_cannot_identify_the_outputs() -> None:
     """Workers have the same order of quality in every task; a rule must not see outputs in that order."""
     texts = [f"output {n}" for n in range(8)]
     (first,), (second,) = [
@@ -210,7 +210,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-async def test_a_rule_of_one_episode_cannot_harm_those_of_others(name: str) -> None:
+async def test_a_rule_of_one_episode_cannot_change_scores_of_others(name: str) -> None:
     runner, outputs = CodeRuleRunner(), ["ab", "abcd"]
     hostile = CodeRule(name=name, code=ATTACKS[name])
     honest = [
@@ -315,6 +315,6 @@ async def test_a_judge_may_have_a_scale_of_its_own() -> None:
     assert read_score("12", 10).score == 1.0
 
 
-def test_answers_that_are_no_scores() -> None:
+def test_judge_answers_without_a_score_are_errors() -> None:
     for answer in (None, "fine", float("nan"), {"reasoning": "x"}):
         assert read_score(answer).error

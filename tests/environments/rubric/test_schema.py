@@ -67,14 +67,14 @@ def test_run_conditions() -> None:
 
 
 def test_a_stage_without_a_rule_at_this_cadence_neither_passes_nor_fails() -> None:
-    late = Stage(
+    late_stage = Stage(
         name="late", rules=(rule(1, RunCondition.ON_COMPLETION),), max_points=2, min_score_to_pass=0.6,
         on_failure_action=FailureAction.ZERO_CATEGORY,
     )  # fmt: skip
-    rubric = Rubric(stages=(late, Stage(name="rest", rules=(rule(),), max_points=8)))
+    rubric = Rubric(stages=(late_stage, Stage(name="rest", rules=(rule(),), max_points=8)))
     assert rubric.total([0.0, 0.5], RunCondition.EACH_TIMESTEP) == 0.5
     assert rubric.total([0.0, 0.5], RunCondition.ON_COMPLETION) == 0.0
-    assert Rubric(stages=(late,)).total([1.0], RunCondition.EACH_TIMESTEP) == 0.0
+    assert Rubric(stages=(late_stage,)).total([1.0], RunCondition.EACH_TIMESTEP) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_stage_without_a_rule_at_this_cadence_neither_passes_nor_fails() -> No
         {"rules": [{"type": "code", "code": "x", "weight": float("nan")}]},
     ],
 )
-def test_what_is_no_rubric(fields: dict[str, object]) -> None:
+def test_invalid_rubrics_are_refused(fields: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Rubric.model_validate(fields)
 
@@ -135,7 +135,7 @@ def test_there_are_enough_families_and_hand_written_rubrics() -> None:
     assert len({family.field for family in FAMILIES.values()}) >= 4
     assert sum(len(family.rubrics) for family in FAMILIES.values()) >= 20
     assert {"train", "val", "test"} == {family.split for family in FAMILIES.values()}
-    seen = {family.field for family in families_of("train")}
-    assert {family.field for family in families_of("test")} - seen, "a whole field is held out"
+    fields_of_train = {family.field for family in families_of("train")}
+    assert {family.field for family in families_of("test")} - fields_of_train, "a whole field is held out"
     written = {r.kind for f in FAMILIES.values() for t in f.rubrics.values() for r in parse_rubric(t).rules}  # type: ignore[union-attr]
     assert written == set(RULE_KINDS)

@@ -25,8 +25,8 @@ class RunningBrowser:
         self.browser = Browser()
         self.runner.run(self.browser.open())
 
-    def run(self, work: Coroutine[Any, Any, T]) -> T:
-        return self.runner.run(work)
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.runner.run(coroutine)
 
     def close(self) -> None:
         self.runner.run(self.browser.close())
@@ -43,24 +43,24 @@ def chromium() -> Iterator[RunningBrowser]:
     running.close()
 
 
-def pages(by_path: Mapping[str, str | HttpResponse]) -> Handler:
+def pages(responses: Mapping[str, str | HttpResponse]) -> Handler:
     """A site of fixed pages; a form is answered with what it sent."""
 
     async def handle(request: HttpRequest) -> HttpResponse:
         if request.method == "POST":
             return HttpResponse(body=f"<title>Sent</title><p>{html.escape(request.body.decode())}</p>".encode())
-        page = by_path.get(request.path, HttpResponse(404, b"<title>Not found</title>"))
+        page = responses.get(request.path, HttpResponse(404, b"<title>Not found</title>"))
         return HttpResponse(body=page.encode()) if isinstance(page, str) else page
 
     return handle
 
 
-async def open_page(browser: Browser, by_path: Mapping[str, str | HttpResponse], path: str = "/") -> BrowserSession:
+async def open_page(browser: Browser, responses: Mapping[str, str | HttpResponse], path: str = "/") -> BrowserSession:
     """A session of a site of fixed pages, at one of them."""
     from practicum.environment import ToolCall
     from practicum.environments.web.page_actions import perform
 
-    session = await browser.new_session({"a.test": pages(by_path)})
+    session = await browser.new_session({"a.test": pages(responses)})
     await perform(session, ToolCall("goto", {"url": f"http://a.test{path}"}))
     await session.wait_until_idle()
     await session.view()

@@ -33,9 +33,9 @@ class HtmlSession:
         nodes = [Node("StaticText", text) for text in self.client.page.texts]
         is_dialog = 'role="dialog"' in self.client.body
         nodes += [Node("dialog")] if is_dialog else []
-        for number, one in enumerate(self.client.page.controls, 1):
-            checked = ("checked=true",) if one.checked else ()
-            nodes.append(Node(one.role, one.name, str(number), int(is_dialog), one.value, checked))
+        for bid, control in enumerate(self.client.page.controls, 1):
+            checked = ("checked=true",) if control.checked else ()
+            nodes.append(Node(control.role, control.name, str(bid), int(is_dialog), control.value, checked))
         self.tab.nodes = {node.bid: node for node in nodes if node.bid}
         title = re.search("<title>(.*?)</title>", self.client.body)
         return PageView(f"http://{HOST}{self.client.path}", title[1] if title else "", tuple(nodes))

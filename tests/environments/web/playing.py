@@ -23,7 +23,7 @@ class Episode:
 
     @classmethod
     def of(cls, template: str, seed: int = 0, *axes: str) -> Episode:
-        return cls(task_of(template, seed, *axes))
+        return cls(make_task(template, seed, *axes))
 
     def play_expert(self) -> Evaluation:
         """Let the expert act to the end."""
@@ -50,5 +50,5 @@ class Episode:
         self.client.act(PageAction("click", role, name))
 
 
-def task_of(template: str, seed: int = 0, *axes: str) -> Task:
+def make_task(template: str, seed: int = 0, *axes: str) -> Task:
     return make_tasks([templates()[template]], 1, seed, axes)[0]

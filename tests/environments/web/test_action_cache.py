@@ -16,7 +16,7 @@ KEY = "page|goal=buy"
 ENTRY = CacheEntry("click", {}, {"role": "button", "name": "Buy", "index": 0}, "bought")
 
 
-def test_a_success_ends_a_row_of_failures() -> None:
+def test_a_success_resets_the_count_of_failures() -> None:
     cache = ActionCache()
     cache.commit([{"key": KEY, "entry": asdict(ENTRY)}])
     cache.commit([{"key": KEY}])

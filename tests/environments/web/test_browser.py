@@ -73,8 +73,8 @@ def test_a_form_is_filled_in_and_sent(chromium: RunningBrowser) -> None:
             assert element(view, "Colour").value == "blue"
             assert "checked=true" in element(view, "Gift").properties
             view = await act(session, 'uncheck("<Gift>")', 'check("<Gift>")', 'clear("<Note>")', 'click("<Send>")')
-            sent = next(node.name for node in view.nodes if node.role == "StaticText")
-            assert sent == (
+            status_text = next(node.name for node in view.nodes if node.role == "StaticText")
+            assert status_text == (
                 "name=Eve+%28the+%22first%22%29&date=2026-11-16&note=&fixed=x&colour=b&size=S&size=L&gift=1"
             )
             assert (view.url, view.title) == ("http://a.test/send", "Sent")
@@ -106,7 +106,7 @@ def test_mouse_keyboard_and_frames(chromium: RunningBrowser) -> None:
     chromium.run(run())
 
 
-def test_what_cannot_be_done_says_why(chromium: RunningBrowser) -> None:
+def test_actions_that_cannot_be_done_say_why(chromium: RunningBrowser) -> None:
     async def run() -> None:
         session = await open_page(chromium.browser, {"/": FORM})
         try:

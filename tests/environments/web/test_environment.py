@@ -27,47 +27,47 @@ MAX_STEPS = 25
 
 
 def environment(browser: Browser, **options: Any) -> WebEnvironment:
-    made = WebEnvironment(sites=["shop"], **options)
-    made.resources = {"browser": browser}  # type: ignore[assignment]
-    return made
+    env = WebEnvironment(sites=["shop"], **options)
+    env.resources = {"browser": browser}  # type: ignore[assignment]
+    return env
 
 
 def act(text: str) -> Action:
     return Action(calls=(parse_action(text),))
 
 
-async def play(env: WebEnvironment, task: Task, seed: int = 0) -> tuple[list[Observation], Step]:
+async def run_expert(env: WebEnvironment, task: Task, seed: int = 0) -> tuple[list[Observation], Step]:
     """The observations of an episode of the expert, and its last step."""
     policy = env.expert(task)
-    seen = [await env.reset(task, seed)]
+    observations = [await env.reset(task, seed)]
     for _ in range(MAX_STEPS):
-        step = await env.step(policy(seen[-1]))
-        seen.append(step.observation)
+        step = await env.step(policy(observations[-1]))
+        observations.append(step.observation)
         if step.terminated:
             break
     await env.close()
-    return seen, step
+    return observations, step
 
 
 def test_the_expert_solves_a_task_with_the_elements_that_are_shown(chromium: RunningBrowser) -> None:
     for observe in ("axtree", "summary"):
         env = environment(chromium.browser, observe=observe, levels=[2])
         task = env.tasks("train", 1)[0]
-        seen, last = chromium.run(play(env, task))
+        observations, last = chromium.run(run_expert(env, task))
         assert (last.terminated, last.success, last.reward, last.progress) == (True, True, 1.0, 1.0)
-        assert len(seen) > 2
+        assert len(observations) > 2
         section = "# Accessibility Tree" if observe == "axtree" else "# Actionable Elements (bid, role, name)"
-        assert section in seen[0].messages[-1].content
-        assert str(task.fields["question"]) in seen[0].messages[-1].content
-        assert all(one.fresh for one in seen[1:]), "every prompt begins anew"
-        assert all(one.messages[0].role == "system" for one in seen)
+        assert section in observations[0].messages[-1].content
+        assert str(task.fields["question"]) in observations[0].messages[-1].content
+        assert all(observation.fresh for observation in observations[1:]), "every prompt begins anew"
+        assert all(observation.messages[0].role == "system" for observation in observations)
     assert chromium.browser.num_sessions == 0
 
 
-def test_a_brief_prompt_names_what_was_done_and_puts_ids_behind_names(chromium: RunningBrowser) -> None:
+def test_a_brief_prompt_lists_past_actions_and_puts_ids_after_names(chromium: RunningBrowser) -> None:
     env = environment(chromium.browser, observe="brief", prompt="page")
     task = make_tasks([templates()["shop/add-options"]], 1, 1)[0]
-    observations, last = chromium.run(play(env, task))
+    observations, last = chromium.run(run_expert(env, task))
     assert last.success
     texts = [observation.messages[-1].content for observation in observations]
     assert all(len(observation.messages) == 1 for observation in observations)
@@ -84,8 +84,8 @@ def test_a_brief_prompt_names_what_was_done_and_puts_ids_behind_names(chromium: 
 def test_the_same_task_and_seed_are_the_same_episode_in_two_fresh_browsers(chromium: RunningBrowser) -> None:
     async def texts(browser: Browser) -> list[str]:
         env = environment(browser, levels=[1], vary=["skin", "words", "popup", "order"])
-        seen, _ = await play(env, env.tasks("train", 2)[1])
-        return [message.content for one in seen for message in one.messages]
+        observations, _ = await run_expert(env, env.tasks("train", 2)[1])
+        return [message.content for observation in observations for message in observation.messages]
 
     async def in_a_fresh_browser() -> list[str]:
         browser = Browser()
@@ -125,8 +125,8 @@ def test_errors_are_observations_and_the_record_has_the_state(chromium: RunningB
             assert "not part of this task" in step.info["error"]
             step = await env.step(Action(content="Done."))
             assert (step.terminated, step.success, step.reward) == (True, False, 0.0)
-            again = await env.step(Action(content="Done."))
-            assert again.terminated
+            repeated = await env.step(Action(content="Done."))
+            assert repeated.terminated
         finally:
             await env.close()
 
@@ -176,8 +176,8 @@ def test_collected_episodes_name_the_source_of_every_action(tmp_path: Any, chrom
     settings = CollectSettings(environment="web", environment_options=options, num_tasks=2, out=tmp_path)
     result = collect(settings, progress=False)
     episodes = [read_episode(path) for path in result.rows]
-    assert [one.outcome for one in episodes] == [Outcome.SUCCESS] * 2
-    assert {str(turn.source) for one in episodes for turn in one.turns} == {"expert"}
+    assert [episode.outcome for episode in episodes] == [Outcome.SUCCESS] * 2
+    assert {str(turn.source) for episode in episodes for turn in episode.turns} == {"expert"}
 
 
 def test_faults_are_drawn_from_the_seed_of_the_episode(chromium: RunningBrowser) -> None:
@@ -193,15 +193,15 @@ def test_faults_are_drawn_from_the_seed_of_the_episode(chromium: RunningBrowser)
 
 
 def test_an_expert_does_not_use_what_is_not_shown() -> None:
-    shown = [Node("button", "Go", "4")]
-    assert resolve(PageAction("click", "button", "Go"), shown) == act('click("4")')
-    assert resolve(PageAction("goto", text="/shop/"), shown) == act('goto("http://web.test/shop/")')
+    nodes = [Node("button", "Go", "4")]
+    assert resolve(PageAction("click", "button", "Go"), nodes) == act('click("4")')
+    assert resolve(PageAction("goto", text="/shop/"), nodes) == act('goto("http://web.test/shop/")')
     with pytest.raises(UserError, match="does not show"):
-        resolve(PageAction("click", "button", "Stop"), shown)
+        resolve(PageAction("click", "button", "Stop"), nodes)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"observe": "html"}, "observe"),
         ({"prompt": "long"}, "prompt"),
@@ -212,12 +212,12 @@ def test_an_expert_does_not_use_what_is_not_shown() -> None:
         ({"faults": {"error": 2}}, "from 0 to 1"),
     ],
 )
-def test_wrong_options_are_refused(options: Mapping[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_wrong_options_are_refused(options: Mapping[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         WebEnvironment(**options)
 
 
-def test_a_browser_that_is_not_there_is_told_in_one_sentence() -> None:
+def test_a_missing_browser_is_an_error_of_one_sentence() -> None:
     with pytest.raises(UserError, match="apt-get install chromium"):
         Browser("/usr/bin/no-such-browser").check()
 

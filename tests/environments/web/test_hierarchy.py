@@ -33,7 +33,7 @@ from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.trajectory import ActionSource, Origin, Outcome, Trajectory, plan_attempts
 from tests.environments.web.html_environment import HtmlWebEnvironment
-from tests.environments.web.playing import task_of
+from tests.environments.web.playing import make_task
 
 Act = Callable[[Observation], Action]
 
@@ -65,19 +65,21 @@ def engine(renderer: Renderer, act: Act) -> ScriptedEngine:
     return ScriptedEngine(lambda task, seed: act, ActionSource.POLICY, make_format("web"), renderer)
 
 
-def play(
+def collect_episodes(
     renderer: Renderer,
     tasks: Sequence[Task],
     act: Act = expert,
     *,
     chains: int = 1,
-    speaks: Act | None = None,
+    manager_act: Act | None = None,
     resources: RunResources | None = None,
     max_turns: int = 30,
     **options: Any,
 ) -> list[Trajectory]:
-    """Episodes of a scripted worker; `speaks` is the manager's policy."""
-    policies = {} if speaks is None else {MANAGER: Policy(engine(renderer, speaks), renderer, "web", role=MANAGER)}
+    """Episodes of a scripted worker; `manager_act` is the manager's policy."""
+    policies = (
+        {} if manager_act is None else {MANAGER: Policy(engine(renderer, manager_act), renderer, "web", role=MANAGER)}
+    )
     agent = Agent(format="web", max_turns=max_turns)
     make = partial(HtmlWebEnvironment, **options)
     planned = plan_attempts(tasks, chains, 0)
@@ -95,30 +97,32 @@ def counts(episode: Trajectory) -> dict[str, int]:
 
 
 def test_without_parts_the_environment_is_that_of_a_worker_alone(renderer: Renderer) -> None:
-    (episode,) = play(renderer, [task_of("shop/add-options")])
+    (episode,) = collect_episodes(renderer, [make_task("shop/add-options")])
     assert episode.outcome is Outcome.SUCCESS
     assert {turn.role for turn in episode.turns} == {"policy"}
     assert not any({"action_source", "manager_calls"} & set(turn.info) for turn in episode.turns)
 
 
 def test_a_scripted_manager_guides_the_worker(renderer: Renderer) -> None:
-    (episode,) = play(renderer, [task_of("mail/reply-archive")], manager="scripted")
+    (episode,) = collect_episodes(renderer, [make_task("mail/reply-archive")], manager="scripted")
     assert episode.outcome is Outcome.SUCCESS
     first, second = episode.turns[:2]
     assert (first.role, first.source, first.spans) == (MANAGER, "scripted_manager", ())
-    said = json.loads(first.reply)
-    assert set(said) == {"subgoal", "skill", "stop_condition", "risk", "reasoning"}
+    guidance = json.loads(first.reply)
+    assert set(guidance) == {"subgoal", "skill", "stop_condition", "risk", "reasoning"}
     assert second.role == WORKER
-    assert f"# Guidance\nSubgoal: {said['subgoal']}\n" in second.messages[-1].content
-    assert said["subgoal"] in str(episode.task.fields["question"])
-    assert said["subgoal"] != str(episode.task.fields["question"]), "the part that is to be done first"
+    assert f"# Guidance\nSubgoal: {guidance['subgoal']}\n" in second.messages[-1].content
+    assert guidance["subgoal"] in str(episode.task.fields["question"])
+    assert guidance["subgoal"] != str(episode.task.fields["question"]), "the part that is to be done first"
     assert sources(episode)[:4] == ["manager", "worker_guided", "manager", "worker_guided"], "the first two steps"
     assert counts(episode)["manager_calls"] == sources(episode).count("manager")
 
 
 def test_under_sub_goals_the_worker_sees_one_part_and_comes_back_to_the_manager(renderer: Renderer) -> None:
-    task = task_of("mail/reply-archive")
-    (episode,) = play(renderer, [task], manager="model", manager_calls="return", observe="brief", speaks=expert)
+    task = make_task("mail/reply-archive")
+    (episode,) = collect_episodes(
+        renderer, [task], manager="model", manager_calls="return", observe="brief", manager_act=expert
+    )
     assert episode.outcome is Outcome.SUCCESS
     managers = [turn for turn in episode.turns if turn.role == MANAGER]
     goal = str(task.fields["question"])
@@ -137,7 +141,7 @@ def test_under_sub_goals_the_worker_sees_one_part_and_comes_back_to_the_manager(
 
 
 def test_a_question_is_answered_by_the_workers_message_when_the_manager_ends_the_episode(renderer: Renderer) -> None:
-    (episode,) = play(renderer, [task_of("shop/price")], manager="scripted", manager_calls="return")
+    (episode,) = collect_episodes(renderer, [make_task("shop/price")], manager="scripted", manager_calls="return")
     assert episode.outcome is Outcome.SUCCESS
     assert episode.turns[-1].action.content == episode.turns[-3].action.content != "Done."
 
@@ -145,8 +149,8 @@ def test_a_question_is_answered_by_the_workers_message_when_the_manager_ends_the
 def test_a_manager_that_goes_on_for_ever_ends_at_the_limit_of_turns(renderer: Renderer) -> None:
     say_first = lambda observation: Action(content=(observation.legal or ("",))[0])  # noqa: E731
     done = lambda observation: Action(content="Done.")  # noqa: E731
-    (episode,) = play(
-        renderer, [task_of("mail/reply-two")], done, manager="model", manager_calls="return", speaks=say_first,
+    (episode,) = collect_episodes(
+        renderer, [make_task("mail/reply-two")], done, manager="model", manager_calls="return", manager_act=say_first,
         max_turns=5,
     )  # fmt: skip
     assert episode.outcome is Outcome.TRUNCATED
@@ -154,15 +158,15 @@ def test_a_manager_that_goes_on_for_ever_ends_at_the_limit_of_turns(renderer: Re
 
 
 def test_a_scripted_manager_goes_on_when_the_worker_removed_what_the_task_is_about(renderer: Renderer) -> None:
-    task = task_of("calendar/move")
+    task = make_task("calendar/move")
     event = str(task.fields["question"]).partition("event ")[2].partition(". ")[0]
 
     def delete(observation: Observation) -> Action:
         page = observation.messages[-1].content
-        found = re.search(rf"{re.escape(event)} \[(\d+)\]", page) or re.search(r"Delete \[(\d+)\]", page)
-        return Action(calls=(parse_action(f'click("{found[1]}")'),)) if found else Action(content="Done.")
+        match = re.search(rf"{re.escape(event)} \[(\d+)\]", page) or re.search(r"Delete \[(\d+)\]", page)
+        return Action(calls=(parse_action(f'click("{match[1]}")'),)) if match else Action(content="Done.")
 
-    (episode,) = play(
+    (episode,) = collect_episodes(
         renderer, [task], delete, manager="scripted", manager_calls="always", observe="brief", max_turns=4
     )  # fmt: skip
     assert episode.outcome is Outcome.FAILURE
@@ -182,14 +186,19 @@ def test_the_parts_of_a_goal(goal: str, parts: tuple[str, ...]) -> None:
 
 
 def test_macros_start_bind_and_are_never_trained(renderer: Renderer) -> None:
-    asked: list[Observation] = []
+    observations: list[Observation] = []
 
     def worker(observation: Observation) -> Action:
-        asked.append(observation)
+        observations.append(observation)
         return expert(observation)
 
-    tasks = [task_of("shop/search-add"), task_of("shop/add-options"), task_of("calendar/create"), task_of("shop/buy")]
-    episodes = play(renderer, tasks, worker, manager="scripted", manager_calls="always", macros=True)
+    tasks = [
+        make_task("shop/search-add"),
+        make_task("shop/add-options"),
+        make_task("calendar/create"),
+        make_task("shop/buy"),
+    ]
+    episodes = collect_episodes(renderer, tasks, worker, manager="scripted", manager_calls="always", macros=True)
     for episode in episodes:
         assert episode.outcome is Outcome.SUCCESS
         macro = [turn for turn in episode.turns if turn.info["action_source"] == "macro"]
@@ -198,12 +207,12 @@ def test_macros_start_bind_and_are_never_trained(renderer: Renderer) -> None:
         assert counts(episode)["macro_actions"] == len(macro)
         assert wrong_field(episode) is None
         assert decode_episode(encode_episode(episode)) == episode
-        rows = list(bc_rows([episode], lambda one, number: "", None))
+        rows = list(bc_rows([episode], lambda trajectory, index: "", None))
         assert {row["action_source"] for row in rows} == {"worker_guided"}, "no demonstration was made by a macro"
-        shown = [span for sequence in episode.sequences() for span in sequence.origins]
-        assert shown.count(Origin.SAMPLED) == sum(turn.num_sampled for turn in episode.turns)
-    by_model = sum(turn.num_sampled > 0 for episode in episodes for turn in episode.turns)
-    assert by_model == len(asked), "no model was asked for what a macro did"
+        origins = [span for sequence in episode.sequences() for span in sequence.origins]
+        assert origins.count(Origin.SAMPLED) == sum(turn.num_sampled for turn in episode.turns)
+    num_by_model = sum(turn.num_sampled > 0 for episode in episodes for turn in episode.turns)
+    assert num_by_model == len(observations), "no model was asked for what a macro did"
     assert sum(counts(episode)["macro_successes"] for episode in episodes) >= 3
 
 
@@ -211,9 +220,9 @@ def test_a_managers_own_words_are_a_turn_of_its_role_and_an_unreadable_answer_as
     renderer: Renderer,
 ) -> None:
     answers = iter(['```json\n{"subgoal": "Open it", "skill": "fly()", "risk": "medium"}\n```', "no idea"])
-    (episode,) = play(
-        renderer, [task_of("shop/wish-add")], manager="model", macros=True,
-        speaks=lambda observation: Action(content=next(answers)),
+    (episode,) = collect_episodes(
+        renderer, [make_task("shop/wish-add")], manager="model", macros=True,
+        manager_act=lambda observation: Action(content=next(answers)),
     )  # fmt: skip
     assert episode.outcome is Outcome.SUCCESS
     managers = [turn for turn in episode.turns if turn.role == MANAGER]
@@ -230,14 +239,14 @@ def test_a_managers_own_words_are_a_turn_of_its_role_and_an_unreadable_answer_as
     assert "# Guidance\nSubgoal: Open it\nRisk: med" in worker.messages[-1].content
 
 
-def test_the_gate_opens_at_errors_and_pages_of_high_stakes(renderer: Renderer) -> None:
+def test_the_manager_is_called_at_errors_and_at_pages_of_high_risk(renderer: Renderer) -> None:
     failures = iter([True, True])
 
     def worker(observation: Observation) -> Action:
         return Action(calls=(parse_action('click("999")'),)) if next(failures, False) else expert(observation)
 
-    (episode,) = play(
-        renderer, [task_of("shop/checkout")], worker, manager="scripted", manager_calls="gate"
+    (episode,) = collect_episodes(
+        renderer, [make_task("shop/checkout")], worker, manager="scripted", manager_calls="gate"
     )  # fmt: skip
     assert episode.outcome is Outcome.SUCCESS
     reasons = [
@@ -251,12 +260,12 @@ def test_the_gate_opens_at_errors_and_pages_of_high_stakes(renderer: Renderer) -
 
 
 def test_the_cache_saves_model_calls_and_ends_at_a_page_that_is_another(renderer: Renderer) -> None:
-    tasks = [task_of("shop/buy"), task_of("shop/buy", 5), task_of("mail/move")]
+    tasks = [make_task("shop/buy"), make_task("shop/buy", 5), make_task("mail/move")]
     run = RunResources(HtmlWebEnvironment(cache=True).make_resources())
-    first = play(renderer, tasks, resources=run, cache=True)
+    first = collect_episodes(renderer, tasks, resources=run, cache=True)
     assert all("cache" not in sources(episode) for episode in first)
     run.commit()
-    second = play(renderer, tasks, resources=run, cache=True)
+    second = collect_episodes(renderer, tasks, resources=run, cache=True)
     for before, after in zip(first, second, strict=True):
         assert before.outcome is after.outcome is Outcome.SUCCESS
         assert [turn.action.calls for turn in before.turns] == [turn.action.calls for turn in after.turns]
@@ -267,16 +276,16 @@ def test_the_cache_saves_model_calls_and_ends_at_a_page_that_is_another(renderer
     assert {entry.success_count for entry in cache.entries.values()} == {1}
     run.commit()
     assert {entry.success_count for entry in cache.entries.values()} == {2}
-    others = play(renderer, [task_of("shop/buy", 9)], resources=run, cache=True)
+    others = collect_episodes(renderer, [make_task("shop/buy", 9)], resources=run, cache=True)
     assert counts(others[0])["cache_hits"] == 0, "another goal reads nothing"
 
 
 def test_a_cached_action_that_fails_is_tried_once_per_episode_and_removed_at_the_second_failure(
     renderer: Renderer,
 ) -> None:
-    task = task_of("shop/add-options")
+    task = make_task("shop/add-options")
     run = RunResources(HtmlWebEnvironment(cache=True).make_resources())
-    play(renderer, [task], resources=run, cache=True)
+    collect_episodes(renderer, [task], resources=run, cache=True)
     run.commit()
     cache: ActionCache = run["cache"].resource  # type: ignore[assignment]
     key = next(iter(cache.entries))
@@ -284,63 +293,65 @@ def test_a_cached_action_that_fails_is_tried_once_per_episode_and_removed_at_the
     states["entries"][key]["postcondition"] = "another page"
     cache.load_state_dict(states)
     for failures in (1, 2):
-        (episode,) = play(renderer, [task], resources=run, cache=True)
+        (episode,) = collect_episodes(renderer, [task], resources=run, cache=True)
         assert episode.outcome is Outcome.SUCCESS
         assert sum({"key": key} == value for name, value in episode.provenance["writes"] if name == CACHE) == 1
         run.commit()
         assert (key in cache.entries) == (failures == 1)
 
 
-def test_a_page_that_comes_again_is_the_workers(renderer: Renderer) -> None:
+def test_a_page_that_repeats_is_left_to_the_worker(renderer: Renderer) -> None:
     """In `shop/buy-two` the first page comes twice with different things to do, and looks the same."""
-    task = task_of("shop/buy-two", 1)
+    task = make_task("shop/buy-two", 1)
     run = RunResources(HtmlWebEnvironment(cache=True).make_resources())
-    (first,) = play(renderer, [task], resources=run, cache=True)
+    (first,) = collect_episodes(renderer, [task], resources=run, cache=True)
     states = [turn.info["state_key"] for turn in first.turns]
     assert first.outcome is Outcome.SUCCESS
     assert len(set(states)) < len(states)
     run.commit()
     for _ in range(3):
-        (again,) = play(renderer, [task], resources=run, cache=True)
-        assert again.outcome is Outcome.SUCCESS
-        assert len(again.turns) == len(first.turns)
-        home = [turn for turn in again.turns if turn.info["url"].endswith("/shop/")]
+        (repeated,) = collect_episodes(renderer, [task], resources=run, cache=True)
+        assert repeated.outcome is Outcome.SUCCESS
+        assert len(repeated.turns) == len(first.turns)
+        home = [turn for turn in repeated.turns if turn.info["url"].endswith("/shop/")]
         assert [turn.info["action_source"] for turn in home] == ["worker", "worker"]
-        assert counts(again)["cache_hits"] >= len(again.turns) // 2
+        assert counts(repeated)["cache_hits"] >= len(repeated.turns) // 2
         run.commit()
 
 
 def test_a_managers_turns_do_not_count_towards_the_limit(renderer: Renderer) -> None:
-    task = task_of("shop/buy")
-    (alone,) = play(renderer, [task])
+    task = make_task("shop/buy")
+    (alone,) = collect_episodes(renderer, [task])
     limit = len(alone.turns)
-    (managed,) = play(renderer, [task], manager="scripted", manager_calls="always", max_turns=limit)
+    (managed,) = collect_episodes(renderer, [task], manager="scripted", manager_calls="always", max_turns=limit)
     assert managed.outcome is Outcome.SUCCESS
     assert len(managed.turns) == 2 * limit
-    (short,) = play(renderer, [task], manager="scripted", manager_calls="always", max_turns=limit - 1)
+    (short,) = collect_episodes(renderer, [task], manager="scripted", manager_calls="always", max_turns=limit - 1)
     assert short.outcome is Outcome.TRUNCATED
     assert sum(turn.role == WORKER for turn in short.turns) == limit - 1
 
 
-def test_chains_of_a_group_never_read_each_other_and_a_restored_cache_gives_the_same_episodes(
+def test_attempts_of_a_group_do_not_share_a_cache_and_a_restored_cache_gives_the_same_episodes(
     renderer: Renderer,
 ) -> None:
-    task = task_of("mail/reply-archive")
+    task = make_task("mail/reply-archive")
     run = RunResources(HtmlWebEnvironment(cache=True).make_resources())
-    group = play(renderer, [task], chains=4, resources=run, cache=True)
+    group = collect_episodes(renderer, [task], chains=4, resources=run, cache=True)
     assert all(counts(episode)["cache_hits"] == 0 for episode in group)
     run.commit()
     saved = json.loads(json.dumps(run.state_dict(), sort_keys=True))  # a checkpoint
     with run.evaluation():
-        evaluated = play(renderer, [task], resources=run, cache=True)
+        evaluated = collect_episodes(renderer, [task], resources=run, cache=True)
     assert counts(evaluated[0])["cache_hits"] == 0, "an evaluation begins with an empty cache"
     assert run.state_dict() == saved
     resumed = RunResources(HtmlWebEnvironment(cache=True).make_resources())
     resumed.load_state_dict(saved)
-    for one in (run, resumed):
-        one.queue([])
-    continued, restored = (play(renderer, [task], chains=4, resources=one, cache=True) for one in (run, resumed))
-    assert [encode_episode(one) for one in continued] == [encode_episode(one) for one in restored]
+    for chains in (run, resumed):
+        chains.queue([])
+    continued, restored = (
+        collect_episodes(renderer, [task], chains=4, resources=chains, cache=True) for chains in (run, resumed)
+    )
+    assert [encode_episode(episode) for episode in continued] == [encode_episode(episode) for episode in restored]
     assert all(counts(episode)["cache_hits"] > 0 for episode in restored)
     run.commit()
     resumed.commit()
@@ -352,14 +363,14 @@ def test_a_file_of_the_cache_is_made_of_recorded_episodes_and_read_back(
 ) -> None:
     from practicum.data.store import write_episode
 
-    task = task_of("shop/add-options")
-    (episode,) = play(renderer, [task], cache=True)
+    task = make_task("shop/add-options")
+    (episode,) = collect_episodes(renderer, [task], cache=True)
     write_episode(tmp_path / "episodes", episode)
     path = tmp_path / "data" / "cache" / "vac.json"
     action_cache.main([str(tmp_path / "episodes"), str(path)])
     assert f"{len(episode.turns) - 1} actions" in capsys.readouterr().out
-    (again,) = play(renderer, [task], cache=str(path))
-    assert sources(again)[:-1] == ["cache"] * (len(again.turns) - 1)
+    (repeated,) = collect_episodes(renderer, [task], cache=str(path))
+    assert sources(repeated)[:-1] == ["cache"] * (len(repeated.turns) - 1)
     path.write_text("[]")
     with pytest.raises(UserError, match="is not an action cache"):
         ActionCache(str(path))
@@ -367,14 +378,14 @@ def test_a_file_of_the_cache_is_made_of_recorded_episodes_and_read_back(
 
 def test_recovery_leaves_a_stuck_worker_and_never_acts_on_progress(renderer: Renderer) -> None:
     """A worker that fills in forms makes progress though the address stays; one that repeats itself is stuck."""
-    (episode,) = play(renderer, [task_of("shop/buy")], recovery=True)
+    (episode,) = collect_episodes(renderer, [make_task("shop/buy")], recovery=True)
     assert episode.outcome is Outcome.SUCCESS
     assert set(sources(episode)) == {"worker"}
 
-    def stubborn(observation: Observation) -> Action:
+    def stuck_policy(observation: Observation) -> Action:
         return Action(calls=(parse_action('click("999")'),))
 
-    (stuck,) = play(renderer, [task_of("shop/buy")], stubborn, recovery=True, max_turns=12)
+    (stuck,) = collect_episodes(renderer, [make_task("shop/buy")], stuck_policy, recovery=True, max_turns=12)
     assert [source for source in sources(stuck) if source != "worker"][:2] == [
         "recovery_error_reload", "recovery_error_click",
     ]  # fmt: skip
@@ -384,12 +395,14 @@ def test_recovery_leaves_a_stuck_worker_and_never_acts_on_progress(renderer: Ren
     def idle(observation: Observation) -> Action:
         return Action(calls=(parse_action("noop(1)"),))
 
-    (waiting,) = play(renderer, [task_of("shop/buy")], idle, recovery=True, max_turns=6)
+    (waiting,) = collect_episodes(renderer, [make_task("shop/buy")], idle, recovery=True, max_turns=6)
     assert sources(waiting)[:4] == ["worker", "worker", "worker", "recovery_no_progress_click"]
 
 
 def test_recovery_helps_a_worker_that_knows_no_faults_and_costs_nothing_without_them(renderer: Renderer) -> None:
-    tasks = [task_of(name, seed) for name in ("shop/add-options", "mail/move", "calendar/create") for seed in range(4)]
+    tasks = [
+        make_task(name, seed) for name in ("shop/add-options", "mail/move", "calendar/create") for seed in range(4)
+    ]
 
     def solved(**options: Any) -> list[bool]:
         make = partial(HtmlWebEnvironment, **options)
@@ -406,13 +419,13 @@ def test_recovery_helps_a_worker_that_knows_no_faults_and_costs_nothing_without_
 
 
 def test_an_error_page_is_left_without_a_model(renderer: Renderer) -> None:
-    (episode,) = play(renderer, [task_of("shop/buy")], recovery=True, faults={"error": 0.3}, max_turns=60)
+    (episode,) = collect_episodes(renderer, [make_task("shop/buy")], recovery=True, faults={"error": 0.3}, max_turns=60)
     assert episode.outcome is Outcome.SUCCESS
     assert "recovery_error_page" in sources(episode)
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"manager": "scriptd"}, "Did you mean 'scripted'?"),
         ({"manager": "model", "manager_calls": "often"}, "manager_calls is warm, gate, always, return"),
@@ -423,10 +436,10 @@ def test_an_error_page_is_left_without_a_model(renderer: Renderer) -> None:
         ({"wander": -1}, "wander is a number of links"),
     ],
 )
-def test_wrong_options_are_refused_in_one_sentence(options: dict[str, Any], says: str) -> None:
+def test_wrong_options_are_refused_in_one_sentence(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError) as error:
         WebEnvironment(**options)
-    assert says in str(error.value)
+    assert message in str(error.value)
 
 
 def test_the_parts_are_options_of_the_agent_so_that_panels_stay_comparable() -> None:

@@ -24,7 +24,7 @@ from practicum.resources import RunResources
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.trajectory import ActionSource, Outcome, Trajectory, plan_attempts
-from tests.environments.web.test_safety import works
+from tests.environments.web.test_safety import can_load_a_page
 
 STEP_SECONDS, EPISODE_SECONDS = 6.0, 8.0
 MAX_ROUNDS = 4
@@ -96,15 +96,15 @@ async def play_until_served(browser: Browser, renderer: Renderer) -> list[Trajec
     resources = RunResources({"browser": browser})
     engine = ScriptedEngine(never_ends, ActionSource.SCRIPTED, make_format("web"), renderer)
     episodes: list[Trajectory] = []
-    for number in range(MAX_ROUNDS):
-        deadlines = Deadlines(step=2**number * STEP_SECONDS, episode=2**number * EPISODE_SECONDS)
+    for round_index in range(MAX_ROUNDS):
+        deadlines = Deadlines(step=2**round_index * STEP_SECONDS, episode=2**round_index * EPISODE_SECONDS)
         agent = Agent(format="web", max_turns=100_000, deadlines=deadlines)
         tasks = [task for task in HostileEnvironment().tasks("test", 0) if task.id not in HostileEnvironment.served]
         planned = plan_attempts(tasks, 1, 0)
         episodes += await run_episodes(planned, HostileEnvironment, agent, engine, renderer, resources=resources)
     assert HostileEnvironment.served == set(PAGES)
     assert browser.num_sessions == 0
-    assert await works(browser)
+    assert await can_load_a_page(browser)
     await resources.close()
     return episodes
 
@@ -118,13 +118,16 @@ def test_hostile_pages_end_their_episodes_by_the_deadline(tmp_path: Path, monkey
     secret.write_text(f"<title>{SECRET}</title>{SECRET}")
     num_reached = 0
 
-    async def reached(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def record_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_reached
         num_reached += 1
         writer.close()
 
     async def run() -> list[Trajectory]:
-        async with asyncio.timeout(GIVE_UP_SECONDS), await asyncio.start_server(reached, "127.0.0.1", 0) as server:
+        async with (
+            asyncio.timeout(GIVE_UP_SECONDS),
+            await asyncio.start_server(record_connection, "127.0.0.1", 0) as server,
+        ):
             monkeypatch.setattr(HostileEnvironment, "path", str(secret))
             monkeypatch.setattr(HostileEnvironment, "other", f"127.0.0.1:{server.sockets[0].getsockname()[1]}")
             monkeypatch.setattr(HostileEnvironment, "served", set())
@@ -133,8 +136,10 @@ def test_hostile_pages_end_their_episodes_by_the_deadline(tmp_path: Path, monkey
     episodes = asyncio.run(run())
     assert {episode.task.id for episode in episodes} == set(PAGES)
     assert {episode.outcome for episode in episodes} == {Outcome.TIMEOUT}
-    shown = " ".join(message.content for episode in episodes for turn in episode.turns for message in turn.messages)
-    assert SECRET not in shown
+    page_texts = " ".join(
+        message.content for episode in episodes for turn in episode.turns for message in turn.messages
+    )
+    assert SECRET not in page_texts
     assert num_reached == 0
     for folder in (tmp_path, Path.cwd(), Path.home(), Path.home() / "Downloads", Path("/tmp")):
         assert not list(folder.glob(f"{DOWNLOAD}*"))

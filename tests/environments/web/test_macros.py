@@ -14,12 +14,12 @@ from practicum.environments.web.observation import Node
 def page(*elements: tuple[str, str], **values: str) -> tuple[Node, ...]:
     """A page of elements (role, name); `values` by name, with underscores for spaces."""
     return tuple(
-        Node(role, name, str(number), 0, values.get(name.replace(" ", "_"), ""))
-        for number, (role, name) in enumerate(elements, 1)
+        Node(role, name, str(index), 0, values.get(name.replace(" ", "_"), ""))
+        for index, (role, name) in enumerate(elements, 1)
     )
 
 
-def play(skill: str, pages: Sequence[tuple[Node, ...]]) -> tuple[list[tuple[str, str, str]], bool]:
+def run_macro(skill: str, pages: Sequence[tuple[Node, ...]]) -> tuple[list[tuple[str, str, str]], bool]:
     """The actions of a macro, one per page (verb, name of the element, text), and whether it came to its end."""
     macro = start_macro(skill, pages[0])
     assert macro is not None
@@ -42,7 +42,7 @@ HOME = [("link", "Home"), ("link", "Cart"), ("searchbox", "Search products"), ("
 
 def test_search_and_open_first_result() -> None:
     results = page(*HOME, ("link", "Red mug $9"), ("link", "Red mug, large $12"))
-    calls, is_done = play(
+    calls, is_done = run_macro(
         'search_and_open_first_result(query="red mug")',
         [page(*HOME), page(*HOME, Search_products="red mug"), results],
     )
@@ -55,7 +55,7 @@ def test_search_and_open_first_result() -> None:
 
 
 def test_a_search_without_results_is_given_up() -> None:
-    calls, is_done = play('search_and_open_first_result(query="x")', [page(*HOME)] * 3)
+    calls, is_done = run_macro('search_and_open_first_result(query="x")', [page(*HOME)] * 3)
     assert len(calls) == 2
     assert not is_done, "no link is new"
 
@@ -66,7 +66,7 @@ FORM = [("textbox", "Full name"), ("textbox", "E-mail (email)"), ("textbox", "Ph
 
 def test_fill_contact_form() -> None:
     skill = 'fill_contact_form(email="a@b.org", name="Ann", phone="555")'
-    calls, is_done = play(skill, [page(*FORM)] * 4)
+    calls, is_done = run_macro(skill, [page(*FORM)] * 4)
     assert calls == [
         ("fill", "E-mail (email)", "a@b.org"),
         ("fill", "Full name", "Ann"),
@@ -75,12 +75,12 @@ def test_fill_contact_form() -> None:
     ]
     assert is_done
     filled = page(*FORM, **{"Full_name": "Ann", "Phone_number": "555"})
-    assert play(skill, [filled] * 2)[0] == [("fill", "E-mail (email)", "a@b.org"), ("click", "Submit", "")]
+    assert run_macro(skill, [filled] * 2)[0] == [("fill", "E-mail (email)", "a@b.org"), ("click", "Submit", "")]
 
 
 def test_a_contact_form_without_a_phone_is_given_up_before_it_is_sent() -> None:
     nodes = page(*FORM[:2], *FORM[3:])
-    calls, is_done = play('fill_contact_form(email="a@b.org", name="Ann", phone="555")', [nodes] * 4)
+    calls, is_done = run_macro('fill_contact_form(email="a@b.org", name="Ann", phone="555")', [nodes] * 4)
     assert [name for _, name, _ in calls] == ["E-mail (email)", "Full name"]
     assert not is_done
 
@@ -89,11 +89,11 @@ def test_select_date_range() -> None:
     fields = [("button", "Check in"), ("button", "Check out")]
     days = [("gridcell", "1"), ("gridcell", "12"), ("gridcell", "15"), ("gridcell", "2")]
     closed, opened = page(*fields), page(*fields, *days)
-    calls, is_done = play('select_date_range(start="12", end="15")', [closed, opened, closed, opened])
+    calls, is_done = run_macro('select_date_range(start="12", end="15")', [closed, opened, closed, opened])
     assert [name for _, name, _ in calls] == ["Check in", "12", "Check out", "15"]
     assert {verb for verb, _, _ in calls} == {"click"}
     assert is_done
-    calls, is_done = play('select_date_range(start="1", end="2")', [opened] * 4)
+    calls, is_done = run_macro('select_date_range(start="1", end="2")', [opened] * 4)
     assert [name for _, name, _ in calls] == ["Check in", "1", "Check out", "2"], "a day's whole name comes first"
     assert is_done
 

@@ -27,12 +27,12 @@ UNSURE = {"click-test-transfer", "click-checkboxes-large"}
 
 
 def environment(browser: Browser, **options: Any) -> MiniWobEnvironment:
-    made = MiniWobEnvironment(**options)
-    made.resources = {"browser": browser}  # type: ignore[assignment]
-    return made
+    env = MiniWobEnvironment(**options)
+    env.resources = {"browser": browser}  # type: ignore[assignment]
+    return env
 
 
-async def play(env: MiniWobEnvironment, task: Task) -> tuple[Step, list[str]]:
+async def run_policy(env: MiniWobEnvironment, task: Task) -> tuple[Step, list[str]]:
     """The last step of the scripted policy's episode, and all texts that it was shown."""
     policy, observation, texts = env.expert(task), await env.reset(task, 0), []
     try:
@@ -88,11 +88,11 @@ def test_published_scores_stand_beside_the_whole_panel_and_the_test_tasks() -> N
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [({"panel": "some"}, "panel"), ({"tasks": ["click-buton"]}, "click-button"), ({"folder": "/no/such"}, "no folder")],
 )
-def test_wrong_options_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_wrong_options_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         MiniWobEnvironment(**options).tasks("test", 1)
 
 
@@ -101,13 +101,13 @@ def test_scripted_policies_solve_tasks(chromium: RunningBrowser) -> None:
     env = environment(chromium.browser, panel="all", tasks=FEW)
     for name in FEW:
         task = next(task for task in env.tasks("test", 625) if task.fields["site"] == name)
-        step, texts = chromium.run(play(env, task))
+        step, texts = chromium.run(run_policy(env, task))
         assert (step.terminated, step.success, step.reward, step.info["raw_reward"]) == (True, True, 1.0, 1.0)
         goal, page = texts[0].split("# Accessibility Tree")
         assert env.goal in goal
         assert env.goal not in page, "the goal is not part of the page"
         assert "Last reward" not in page
-    assert chromium.run(play(env, task))[1] == texts, "the same episode again"
+    assert chromium.run(run_policy(env, task))[1] == texts, "the same episode again"
 
 
 @needs_pages
@@ -168,7 +168,7 @@ def test_pages_of_a_folder_are_tasks_too(chromium: RunningBrowser, tmp_path: Pat
 def test_scripted_policies_solve_more_than_twenty_tasks(chromium: RunningBrowser) -> None:
     env = environment(chromium.browser, panel="all")
     firsts = {task.fields["site"]: task for task in reversed(env.tasks("test", 625))}
-    solved = {name for name in POLICIES if chromium.run(play(env, firsts[name]))[0].success}
+    solved = {name for name in POLICIES if chromium.run(run_policy(env, firsts[name]))[0].success}
     assert set(POLICIES) - solved <= UNSURE
     assert len(solved) > 40
 

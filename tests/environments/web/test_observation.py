@@ -43,23 +43,25 @@ def test_empty_sections_are_left_out() -> None:
 
 def test_an_element_with_a_recall_word_evicts_the_last_one_without() -> None:
     nodes = [*buttons(20), Node("button", "Checkout", "pay"), *buttons(20, 20)]
-    assert [one.bid for one in actionable_elements(nodes, 5)] == ["b0", "b1", "b2", "b3", "pay"]
+    assert [element.bid for element in actionable_elements(nodes, 5)] == ["b0", "b1", "b2", "b3", "pay"]
 
 
 def test_a_recall_word_keeps_its_first_element_and_names_are_cut() -> None:
     nodes = [Node("link", "x" * 49 + " search", "1"), Node("link", "Search", "2"), *buttons(3)]
     chosen = actionable_elements(nodes, 2)
-    assert [(one.bid, one.name) for one in chosen] == [("1", "x" * 49 + " "), ("2", "Search")]
+    assert [(element.bid, element.name) for element in chosen] == [("1", "x" * 49 + " "), ("2", "Search")]
     nodes = [*buttons(3), Node("link", "Search", "7"), Node("link", "Search again", "8")]
-    assert [one.bid for one in actionable_elements(nodes, 2)] == ["b0", "7"]
+    assert [element.bid for element in actionable_elements(nodes, 2)] == ["b0", "7"]
 
 
 def test_only_actionable_roles_with_an_id_count_and_the_scan_is_limited() -> None:
     nodes = [Node("StaticText", "cart"), Node("heading", "Cart", "1"), Node("button", "Go"), Node("Button", "Go", "2")]
     assert actionable_elements(nodes) == (Element("2", "button", "Go"),)
-    far = [*buttons(5), *(Node("StaticText", "t") for _ in range(400)), Node("button", "Checkout", "pay")]
-    assert "pay" not in {one.bid for one in actionable_elements(far, 5)}
-    assert "pay" in {one.bid for one in actionable_elements(far, 6)}, "fewer than top_k found: the scan goes on"
+    distant = [*buttons(5), *(Node("StaticText", "t") for _ in range(400)), Node("button", "Checkout", "pay")]
+    assert "pay" not in {element.bid for element in actionable_elements(distant, 5)}
+    assert "pay" in {element.bid for element in actionable_elements(distant, 6)}, (
+        "fewer than top_k found: the scan goes on"
+    )
     assert actionable_elements(nodes, 0) == ()
 
 
@@ -95,9 +97,9 @@ def test_a_state_key_has_names_and_no_ids() -> None:
     )
     digest = hashlib.md5(b"Pay").hexdigest()[:4]
     assert str(key) == f"shop|cart|http://shop.test/cart?a=1&b=2|button:{digest}|link:|False"
-    again = state_key("http://shop.test/cart?a=1&b=2", [Node("button", "Pay", "4"), Node("link", "", "77")])
-    assert again == key
-    assert again.hash == key.hash
+    same_page = state_key("http://shop.test/cart?a=1&b=2", [Node("button", "Pay", "4"), Node("link", "", "77")])
+    assert same_page == key
+    assert same_page.hash == key.hash
     other = state_key("http://shop.test/cart?a=1&b=2", [Node("button", "Pay", "4")], has_error=True)
     assert other != key
 
@@ -113,7 +115,7 @@ def test_a_state_key_reads_back(tail: str, elements: list[tuple[str, str]], has_
     assert StateKey.parse(str(key)) == key
 
 
-def test_what_is_no_state_key_is_refused() -> None:
+def test_invalid_state_keys_are_refused() -> None:
     for text in ("", "a|b|c", "a|b|c|d", "a|b|c|d|maybe"):
         with pytest.raises(ValueError, match="not a state key"):
             StateKey.parse(text)

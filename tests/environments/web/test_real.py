@@ -32,16 +32,16 @@ LOOK_ALIKE = "v2.gomail-19"
 class MailSite(BaseHTTPRequestHandler):
     """A look-alike of one page: a button that sends the e-mail, and the state at /finish."""
 
-    sent: dict[str, bool]
+    sent_messages: dict[str, bool]
     requests: list[str]
 
     def do_GET(self) -> None:
         type(self).requests.append(self.path)
         path = urlsplit(self.path).path
         emails = [{"to": ["angela.white@example.com"], "subject": "FTA", "content": "When do you go on FTA?",
-                   "sent": True, "isDraft": False}] if self.sent.get("yes") else []  # fmt: skip
+                   "sent": True, "isDraft": False}] if self.sent_messages.get("yes") else []  # fmt: skip
         if path == "/send":
-            type(self).sent["yes"] = True
+            type(self).sent_messages["yes"] = True
         state = json.dumps({"differences": {"emails": {"added": emails}}, "initialfinaldiff": {"added": {}}})
         bodies = {"/": "<title>Mail</title><a href='/send'>Send</a><a href='/private?x=1'>Other</a>",
                   "/send": "<title>Sent</title>", "/finish": f"<pre>{state}</pre>"}  # fmt: skip
@@ -58,7 +58,7 @@ class MailSite(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def site() -> Iterator[tuple[str, type[MailSite]]]:
-    handler = type("Site", (MailSite,), {"sent": {}, "requests": []})
+    handler = type("Site", (MailSite,), {"sent_messages": {}, "requests": []})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_address[1]}", handler

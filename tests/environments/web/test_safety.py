@@ -33,7 +33,7 @@ async def visit(session: BrowserSession, path: str, *actions: str) -> PageView:
     return await session.view()
 
 
-async def works(browser: Browser) -> bool:
+async def can_load_a_page(browser: Browser) -> bool:
     """Whether the browser serves another episode."""
     session = await open_page(browser, {"/": FINE})
     view = await session.view()
@@ -57,13 +57,13 @@ def test_a_page_that_hangs_ends_its_own_episode_only(chromium: RunningBrowser, k
         before = browser.num_sessions
         session = await browser.new_session({"a.test": pages({"/": HANGING[kind]})})
         hanging = asyncio.create_task(asyncio.wait_for(visit(session, "/", "noop(500)"), PATIENCE_SECONDS))
-        assert await works(browser)
+        assert await can_load_a_page(browser)
         with pytest.raises(TimeoutError):
             await hanging
         async with asyncio.timeout(LIMIT_SECONDS):
             await session.close()
         assert browser.num_sessions == before
-        assert await works(browser)
+        assert await can_load_a_page(browser)
 
     chromium.run(run())
 
@@ -87,7 +87,7 @@ def test_endless_redirects_come_to_an_end(chromium: RunningBrowser, paths: list[
                         await asyncio.wait_for(visit(session, path), 10)
         finally:
             await session.close()
-        assert await works(chromium.browser)
+        assert await can_load_a_page(chromium.browser)
 
     chromium.run(run())
 
@@ -111,17 +111,17 @@ def test_windows_are_limited_and_need_a_click(chromium: RunningBrowser) -> None:
     chromium.run(run())
 
 
-def test_a_page_reaches_no_other_host_and_no_file(chromium: RunningBrowser, tmp_path: Path) -> None:
+def test_a_page_cannot_access_other_hosts_or_files(chromium: RunningBrowser, tmp_path: Path) -> None:
     """Also by a redirect, to another port of this machine, where a server counts."""
     num_reached = 0
 
-    async def reached(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def record_connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         nonlocal num_reached
         num_reached += 1
         writer.close()
 
     async def run() -> None:
-        server = await asyncio.start_server(reached, "127.0.0.1", 0)
+        server = await asyncio.start_server(record_connection, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         other = f"127.0.0.1:{port}"
         (tmp_path / "secret.html").write_text("<title>secret</title>")
@@ -186,7 +186,7 @@ def test_a_download_is_refused(chromium: RunningBrowser) -> None:
         assert not list(folder.glob("evil-download*"))
 
 
-def test_a_dialog_is_dismissed_and_told(chromium: RunningBrowser) -> None:
+def test_a_dialog_is_dismissed_and_reported(chromium: RunningBrowser) -> None:
     page = """<button onclick="document.title = confirm('Really?')">Ask</button>"""
 
     async def run() -> None:
@@ -234,19 +234,19 @@ def test_a_page_that_is_too_large_is_not_shown(chromium: RunningBrowser) -> None
     ],
     ids=["50 MB of DOM", "memory", "a page that grows"],
 )
-def test_a_greedy_page_ends_by_its_deadline(chromium: RunningBrowser, page: str) -> None:
+def test_a_page_that_uses_too_many_resources_ends_by_its_deadline(chromium: RunningBrowser, page: str) -> None:
     async def run() -> None:
         session = await chromium.browser.new_session({"a.test": pages({"/": page})})
         async with asyncio.timeout(LIMIT_SECONDS):
             with contextlib.suppress(Exception):  # a timeout, or the page's process died
                 await asyncio.wait_for(visit(session, "/"), 10)
             await session.close()
-        assert await works(chromium.browser)
+        assert await can_load_a_page(chromium.browser)
 
     chromium.run(run())
 
 
-def test_nothing_is_left_when_the_browser_is_closed() -> None:
+def test_no_process_is_left_when_the_browser_is_closed() -> None:
     pytest.importorskip("playwright")
     before = {process.pid for process in psutil.Process().children(recursive=True)}
 
@@ -266,8 +266,8 @@ def test_nothing_is_left_when_the_browser_is_closed() -> None:
         await hanging.close()
 
     asyncio.run(run())
-    left = {process.pid for process in psutil.Process().children(recursive=True)} - before
-    assert not [pid for pid in left if psutil.pid_exists(pid) and "chrom" in psutil.Process(pid).name()]
+    remaining = {process.pid for process in psutil.Process().children(recursive=True)} - before
+    assert not [pid for pid in remaining if psutil.pid_exists(pid) and "chrom" in psutil.Process(pid).name()]
 
 
 def test_a_folder_serves_its_files_and_no_others(tmp_path: Path) -> None:

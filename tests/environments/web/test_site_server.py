@@ -19,13 +19,13 @@ from practicum.environments.web.sites.site import Response
 from practicum.environments.web.tasks import SITES, SiteTask, templates
 from practicum.errors import UserError
 from tests.environments.web.html_client import HtmlClient
-from tests.environments.web.playing import task_of
+from tests.environments.web.playing import make_task
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[SiteServer]:
-    with SiteServer() as made:
-        yield made
+    with SiteServer() as site_server:
+        yield site_server
 
 
 def browse(server: SiteServer, task: SiteTask, session_id: str) -> HtmlClient:
@@ -41,7 +41,7 @@ def browse(server: SiteServer, task: SiteTask, session_id: str) -> HtmlClient:
 @pytest.mark.parametrize("site", sorted(SITES))
 def test_the_expert_solves_a_task_over_http(server: SiteServer, site: str) -> None:
     name = next(name for name, template in templates().items() if template.site == site and template.level == 3)
-    task = SiteTask(task_of(name, 1))
+    task = SiteTask(make_task(name, 1))
     session_id = server.open_session(task.session)
     client = browse(server, task, session_id)
     assert client.path == task.session.start_path
@@ -54,7 +54,7 @@ def test_the_expert_solves_a_task_over_http(server: SiteServer, site: str) -> No
 
 
 def test_sessions_over_http_do_not_mix(server: SiteServer) -> None:
-    tasks = [SiteTask(task_of("shop/cart-empty", 1)) for _ in range(2)]
+    tasks = [SiteTask(make_task("shop/cart-empty", 1)) for _ in range(2)]
     ids = [server.open_session(task.session) for task in tasks]
     browse(server, tasks[0], ids[0]).goto("/shop/empty", "POST")
     assert tasks[0].evaluate().success
@@ -64,13 +64,13 @@ def test_sessions_over_http_do_not_mix(server: SiteServer) -> None:
 
 
 def test_unknown_sessions_and_broken_requests_are_refused(server: SiteServer) -> None:
-    task = SiteTask(task_of("shop/cart-empty", 1))
+    task = SiteTask(make_task("shop/cart-empty", 1))
     session_id = server.open_session(task.session)
-    known, stranger = {"session": session_id}, {"session": "x" * 32}
+    valid_cookie, unknown_cookie = {"session": session_id}, {"session": "x" * 32}
     with httpx.Client(base_url=server.base_url, trust_env=False) as http:
         assert http.get("/shop/cart").status_code == 403
-        assert http.get("/shop/cart", headers={"Cookie": "session=" + stranger["session"]}).status_code == 403
-        cookie = {"Cookie": "session=" + known["session"]}
+        assert http.get("/shop/cart", headers={"Cookie": "session=" + unknown_cookie["session"]}).status_code == 403
+        cookie = {"Cookie": "session=" + valid_cookie["session"]}
         assert http.get("/shop/cart", headers=cookie).status_code == 200
         assert http.get("/favicon.ico").status_code == 204
         assert http.get("/%2e%2e/%2e%2e/etc/passwd", headers=cookie).status_code == 404
@@ -86,7 +86,7 @@ def test_unknown_sessions_and_broken_requests_are_refused(server: SiteServer) ->
 
 
 def test_the_session_is_in_no_page_and_no_address(server: SiteServer) -> None:
-    task = SiteTask(task_of("shop/checkout", 1))
+    task = SiteTask(make_task("shop/checkout", 1))
     session_id = server.open_session(task.session)
     client = browse(server, task, session_id)
     while (action := next_action(task, client.view)) is not None:
@@ -116,7 +116,7 @@ def test_closing_frees_the_port_the_thread_and_the_sessions() -> None:
         server.base_url  # noqa: B018
     server.start()
     port = urlsplit(server.base_url).port
-    server.open_session(SiteTask(task_of("shop/cart-empty", 1)).session)
+    server.open_session(SiteTask(make_task("shop/cart-empty", 1)).session)
     assert server.num_sessions == 1
     server.close()
     server.close()
@@ -127,7 +127,7 @@ def test_closing_frees_the_port_the_thread_and_the_sessions() -> None:
 
 
 def test_the_entry_address_gives_the_cookie_of_its_session_only(server: SiteServer) -> None:
-    session_id = server.open_session(SiteTask(task_of("shop/cart-empty", 1)).session)
+    session_id = server.open_session(SiteTask(make_task("shop/cart-empty", 1)).session)
     with httpx.Client(trust_env=False, follow_redirects=True) as http:
         page = http.get(server.entry_url(session_id))
         assert (page.status_code, page.url.path) == (200, "/shop/")

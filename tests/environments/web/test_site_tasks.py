@@ -15,7 +15,7 @@ from practicum.environments.web.sites.variation import AXES, Faults
 from practicum.environments.web.tasks import LEVELS, SITES, SiteTask, make_tasks, select_templates, templates
 from practicum.errors import UserError
 from practicum.task import Task
-from tests.environments.web.playing import Episode, task_of
+from tests.environments.web.playing import Episode, make_task
 
 NAMES = sorted(templates())
 MAX_ELEMENTS = 30
@@ -38,20 +38,20 @@ def test_every_site_has_templates_in_every_split_and_at_every_level_that_need_no
 @pytest.mark.parametrize("name", NAMES)
 def test_the_expert_solves_the_template_with_rising_progress_on_small_pages(name: str) -> None:
     template = templates()[name]
-    low, high = STEPS_OF_LEVEL[template.level]
+    min_steps, max_steps = STEPS_OF_LEVEL[template.level]
     episode = Episode.of(name, 5)
-    reached = [episode.evaluate().progress]
+    progress = [episode.evaluate().progress]
     assert not episode.evaluate().success
     while episode.step_expert():
         options = sum(len(control.options) for control in episode.client.page.controls)
         assert len(episode.client.view.elements) + options <= MAX_ELEMENTS, episode.client.path
         assert len(episode.client.body) <= MAX_BODY_CHARS, episode.client.path
-        reached.append(episode.evaluate().progress)
+        progress.append(episode.evaluate().progress)
     assert episode.evaluate().success, (episode.evaluate(), episode.actions)
-    assert reached[0] == 0.0
-    assert reached == sorted(reached)
-    assert reached[-1] == 1.0
-    assert low <= len(episode.actions) <= high, episode.actions
+    assert progress[0] == 0.0
+    assert progress == sorted(progress)
+    assert progress[-1] == 1.0
+    assert min_steps <= len(episode.actions) <= max_steps, episode.actions
     types = any(action.verb in ("fill", "send_msg_to_user") for action in episode.actions)
     assert types == template.needs_text
 
@@ -66,7 +66,7 @@ def test_the_expert_solves_the_template_under_variations(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES[::4])
 def test_the_expert_copes_with_faults(name: str) -> None:
-    episode = Episode(task_of(name, 2), Faults(error=0.15, vanish=0.15, popup=0.15, seed=7))
+    episode = Episode(make_task(name, 2), Faults(error=0.15, vanish=0.15, popup=0.15, seed=7))
     assert episode.play_expert().success, episode.actions
 
 
@@ -78,15 +78,15 @@ def test_the_expert_solves_many_tasks_under_every_variation_and_with_faults(name
             episode = Episode.of(name, seed, *axes)
             assert not episode.evaluate().success
             assert episode.play_expert().success, (axes, episode.evaluate(), episode.actions)
-        episode = Episode(task_of(name, seed), Faults(error=0.15, vanish=0.15, popup=0.15, seed=seed))
+        episode = Episode(make_task(name, seed), Faults(error=0.15, vanish=0.15, popup=0.15, seed=seed))
         assert episode.play_expert().success, episode.actions
 
 
 def test_tasks_are_the_same_in_every_process_and_all_different() -> None:
     every = list(templates().values())
     tasks = make_tasks(every, 3 * len(every))
-    again = make_tasks(every, 3 * len(every))
-    assert [task.hash for task in tasks] == [task.hash for task in again]
+    repeated = make_tasks(every, 3 * len(every))
+    assert [task.hash for task in tasks] == [task.hash for task in repeated]
     assert len({task.hash for task in tasks}) == len(tasks)
     assert len({task.id for task in tasks}) == len(tasks)
     other = make_tasks(every, len(every), seed=1)
@@ -100,14 +100,14 @@ def test_the_first_tasks_of_a_split_are_of_all_sites_and_levels() -> None:
 
 
 def test_a_variation_changes_neither_the_goal_nor_the_data() -> None:
-    plain, varied = task_of("shop/buy", 4), task_of("shop/buy", 4, *AXES)
+    plain, varied = make_task("shop/buy", 4), make_task("shop/buy", 4, *AXES)
     assert plain.fields["question"] == varied.fields["question"]
     assert plain.fields["digest"] == varied.fields["digest"]
     assert set(varied.fields["variation"]) == set(AXES)
 
 
 def test_a_task_of_another_version_is_refused() -> None:
-    task = task_of("shop/buy", 4)
+    task = make_task("shop/buy", 4)
     changed = Task(task.id, "web", "train", {**task.fields, "digest": "0" * 16})
     with pytest.raises(UserError, match="draw the tasks again"):
         SiteTask(changed)
@@ -137,7 +137,7 @@ def test_templates_can_be_named() -> None:
 
 def test_an_unknown_axis_is_refused() -> None:
     with pytest.raises(UserError, match="Did you mean 'popup'"):
-        task_of("shop/buy", 0, "popups")
+        make_task("shop/buy", 0, "popups")
 
 
 # -- the evaluator on golden cases ----------------------------------------------------------
@@ -153,10 +153,10 @@ def test_an_extra_change_is_not_a_success() -> None:
     assert episode.play_expert().success
     state = shop_state(episode)
     state.add_wish(spare_products(state)[0].id)
-    spoiled = episode.evaluate()
-    assert not spoiled.success
-    assert spoiled.progress == 0.5
-    assert len(spoiled.unrequested) == 1
+    verdict = episode.evaluate()
+    assert not verdict.success
+    assert verdict.progress == 0.5
+    assert len(verdict.unrequested) == 1
 
 
 def test_a_change_that_is_undone_does_not_count() -> None:

@@ -12,7 +12,7 @@ from practicum.environments.web.sites.shop_data import ShopState
 from practicum.environments.web.sites.site import MAX_STORED_RECORDS
 from practicum.environments.web.sites.variation import AXES, WORDS, Faults, Variation, translate
 from practicum.environments.web.tasks import SITES, templates
-from tests.environments.web.playing import Episode, task_of
+from tests.environments.web.playing import Episode, make_task
 
 NAMES = sorted(templates())
 MAX_NAME_CHARS = 50
@@ -36,7 +36,7 @@ def random_walk(episode: Episode, rng: random.Random, num_actions: int) -> None:
 
 @given(st.sampled_from(NAMES), st.integers(0, 10_000))
 @settings(max_examples=40, deadline=None)
-def test_random_use_never_fails_and_pages_stay_small_with_unique_names(name: str, seed: int) -> None:
+def test_random_clicks_never_fail_and_pages_stay_small_with_unique_names(name: str, seed: int) -> None:
     episode = Episode.of(name, seed, *(AXES if seed % 2 else ()))
     rng = random.Random(seed)
     for _ in range(8):
@@ -112,7 +112,7 @@ def test_every_request_is_answered(site: str, requests: list[tuple[str, list[str
         assert response.location.startswith(f"/{site}/") or response.status != 303
 
 
-def test_random_use_seldom_solves_a_task() -> None:
+def test_random_clicks_seldom_solve_a_task() -> None:
     solved: dict[int, list[bool]] = {1: [], 2: [], 3: []}
     for name in NAMES:
         for seed in range(2):
@@ -139,10 +139,10 @@ def test_the_same_task_gives_the_same_pages_and_sessions_share_no_state(site: st
 
 @pytest.mark.parametrize("axis", AXES)
 def test_each_axis_changes_pages_and_only_its_own_part(axis: str) -> None:
-    drawn = Variation.draw([axis], random.Random(1))
-    assert set(drawn.to_json()) == {axis}
-    both = Variation.draw(AXES, random.Random(1))
-    assert getattr(both, axis) == getattr(drawn, axis)
+    variation = Variation.draw([axis], random.Random(1))
+    assert set(variation.to_json()) == {axis}
+    all_axes = Variation.draw(AXES, random.Random(1))
+    assert getattr(all_axes, axis) == getattr(variation, axis)
     for site in SITES:
         name = next(name for name in NAMES if name.startswith(f"{site}/") and templates()[name].level == 3)
         pages = [Episode.of(name, seed, axis) for seed in range(2)]
@@ -153,7 +153,7 @@ def test_each_axis_changes_pages_and_only_its_own_part(axis: str) -> None:
         assert any(differ), (site, axis)
 
 
-def test_other_words_are_unambiguous() -> None:
+def test_other_wordings_are_unambiguous() -> None:
     for wording in (1, 2):
         words = [translate(label, wording) for label in WORDS]
         assert len(set(words)) == len(words)
@@ -161,7 +161,7 @@ def test_other_words_are_unambiguous() -> None:
 
 
 def test_a_dialog_hides_the_page_until_it_is_dismissed() -> None:
-    task = task_of("shop/cart-empty", 3, "popup")
+    task = make_task("shop/cart-empty", 3, "popup")
     view = task.fields["variation"]["popup"]
     episode = Episode(task)
     for _ in range(view - 1):
@@ -181,23 +181,23 @@ def test_dismissing_a_dialog_leads_to_the_page_below_it_whatever_the_spelling_of
 
 
 def test_faults_hit_the_requests_that_the_seed_says_and_no_others() -> None:
-    task = task_of("shop/cart-empty", 0)
+    task = make_task("shop/cart-empty", 0)
     faulty = Episode(task, Faults(error=0.5, seed=1))
     statuses = []
     for _ in range(40):
         faulty.client.goto("/shop/cart")
         statuses.append(faulty.client.status)
-    again = Episode(task, Faults(error=0.5, seed=1))
+    same_seed = Episode(task, Faults(error=0.5, seed=1))
     repeated = []
     for _ in range(40):
-        again.client.goto("/shop/cart")
-        repeated.append(again.client.status)
+        same_seed.client.goto("/shop/cart")
+        repeated.append(same_seed.client.status)
     assert statuses == repeated
     assert 8 <= statuses.count(500) <= 32
 
 
 def test_a_form_that_fails_has_no_effect() -> None:
-    episode = Episode(task_of("shop/cart-empty", 0), Faults(error=1.0))
+    episode = Episode(make_task("shop/cart-empty", 0), Faults(error=1.0))
     before = episode.task.session.facts()
     episode.client.goto("/shop/empty", "POST")
     assert episode.client.status == 500
@@ -205,20 +205,20 @@ def test_a_form_that_fails_has_no_effect() -> None:
 
 
 def test_a_slow_answer_waits_and_a_vanished_element_returns() -> None:
-    session = Episode(task_of("shop/cart-empty", 0), Faults(slow=1.0, slow_seconds=0.5)).task.session
+    session = Episode(make_task("shop/cart-empty", 0), Faults(slow=1.0, slow_seconds=0.5)).task.session
     assert session.handle("GET", "/shop/cart").delay_seconds == 0.5
-    whole = Episode(task_of("shop/cart-empty", 0)).client
-    whole.goto("/shop/cart")
-    vanishing = Episode(task_of("shop/cart-empty", 0), Faults(vanish=0.5, seed=3)).client
+    complete = Episode(make_task("shop/cart-empty", 0)).client
+    complete.goto("/shop/cart")
+    vanishing = Episode(make_task("shop/cart-empty", 0), Faults(vanish=0.5, seed=3)).client
     sizes = set()
     for _ in range(20):
         vanishing.goto("/shop/cart")
         sizes.add(len(vanishing.view.elements))
-    assert sizes == {len(whole.view.elements), len(whole.view.elements) - 1}
+    assert sizes == {len(complete.view.elements), len(complete.view.elements) - 1}
 
 
 def test_unknown_pages_and_records_are_not_found() -> None:
-    client = Episode(task_of("shop/buy", 0)).client
+    client = Episode(make_task("shop/buy", 0)).client
     for path in ("/shop/nothing", "/shop/product/p999", "/shop/../../etc/passwd", "/mail/x", "/shop/order/1"):
         client.goto(path)
         assert client.status == 404, path

@@ -10,7 +10,7 @@ from practicum.environments.web.sites.variation import AXES
 from practicum.environments.web.tasks import templates
 from practicum.task import Task
 from tests.environments.web.conftest import RunningBrowser
-from tests.environments.web.playing import task_of
+from tests.environments.web.playing import make_task
 
 MAX_STEPS = 25
 
@@ -33,11 +33,11 @@ async def is_solved(browser: Browser, task: Task) -> bool:
 
 @pytest.mark.parametrize("name", ["calendar/accept", "mail/block", "shop/cart-remove"])
 def test_the_expert_solves_a_task_of_every_site_under_all_variations(chromium: RunningBrowser, name: str) -> None:
-    assert chromium.run(is_solved(chromium.browser, task_of(name, 3, *AXES)))
+    assert chromium.run(is_solved(chromium.browser, make_task(name, 3, *AXES)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(templates()))
 def test_the_expert_solves_every_template(chromium: RunningBrowser, name: str) -> None:
-    assert chromium.run(is_solved(chromium.browser, task_of(name, 4)))
-    assert chromium.run(is_solved(chromium.browser, task_of(name, 5, *AXES)))
+    assert chromium.run(is_solved(chromium.browser, make_task(name, 4)))
+    assert chromium.run(is_solved(chromium.browser, make_task(name, 5, *AXES)))

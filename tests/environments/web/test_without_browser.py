@@ -14,7 +14,7 @@ from practicum.environments.web.environment import WebEnvironment
 from practicum.environments.web.tasks import make_tasks, templates
 from practicum.registry import make_format
 from tests.environments.web.conftest import RunningBrowser
-from tests.environments.web.test_environment import play
+from tests.environments.web.test_environment import run_expert
 
 
 def test_the_expert_sees_the_same_in_chromium(chromium: RunningBrowser) -> None:
@@ -24,8 +24,14 @@ def test_the_expert_sees_the_same_in_chromium(chromium: RunningBrowser) -> None:
         for kind in (WebEnvironment, WebWithoutBrowser):
             env = kind(observe="brief", prompt="page")
             env.resources = {"browser": chromium.browser}  # type: ignore[assignment]
-            seen, last = chromium.run(play(env, task))
-            episodes.append(([(one.messages, one.legal) for one in seen], last.reward, last.progress))
+            observations, last = chromium.run(run_expert(env, task))
+            episodes.append(
+                (
+                    [(observation.messages, observation.legal) for observation in observations],
+                    last.reward,
+                    last.progress,
+                )
+            )
             assert last.success
         assert episodes[0] == episodes[1]
 
@@ -67,7 +73,7 @@ def test_episodes_that_begin_after_random_links_begin_elsewhere_and_can_be_solve
     env = WebWithoutBrowser(observe="brief", prompt="page", text=False, wander=2)
     titles = set()
     for seed, task in enumerate(env.tasks("train", 12)):
-        first, last = asyncio.run(play(env, task, seed))
+        first, last = asyncio.run(run_expert(env, task, seed))
         titles.add(first[0].messages[-1].content.partition("\n# ")[2].partition("\n")[0])
         assert first[0] == asyncio.run(env.reset(task, seed)), "by the episode's seed"
         assert last.success

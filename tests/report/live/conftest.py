@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from practicum.report.live import watcher
-from tests.report.report_files import a_browser
+from tests.report.report_files import launch_chromium
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with a_browser() as found:
-        yield found
+    with launch_chromium() as chromium:
+        yield chromium
 
 
 @pytest.fixture(autouse=True)

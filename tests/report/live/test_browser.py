@@ -21,15 +21,15 @@ from practicum.task import Task
 from practicum.training.monitor.health import Adjustment, HealthFinding, HealthLog
 from practicum.training.monitor.loggers import MetricsFile
 from practicum.training.rollout_source import EpisodeSaver
-from tests.report.browser_pages import Watched, becomes, lists
+from tests.report.browser_pages import PageRecorder, wait_for_count, wait_until
 from tests.report.live.test_live import Running
 from tests.report.report_files import (
     CHROMIUM,
     HOSTILE_TEXTS,
-    an_episode,
+    make_episode,
     step_values,
-    write_damaged,
-    write_hostile,
+    write_damaged_episodes,
+    write_hostile_episodes,
     write_run,
     write_training,
 )
@@ -46,15 +46,15 @@ def report(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
     write_run(top / "second", [[1.0, 1.0, 0.0, 1.0]] * 6 + [[0.0] * 4] * 2, tokenizer)
     write_training(top / "well", 30, seed=1)
     write_training(top / "unwell", 30, seed=2, **{"actor/ppo_kl": 0.7})
-    made, _ = document(find_runs([top / "first", top / "second", top / "well", top / "unwell"]))
+    page_bytes, _ = document(find_runs([top / "first", top / "second", top / "well", top / "unwell"]))
     path = top / "report.html"
-    path.write_bytes(made)
+    path.write_bytes(page_bytes)
     return path
 
 
 def test_the_report_shows_curves_health_tables_and_comparison(browser: Any, report: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(report.as_uri())
         assert page.locator(".run").count() == 4
         curve = page.locator("[data-metric='success/mean']")
@@ -70,11 +70,11 @@ def test_the_report_shows_curves_health_tables_and_comparison(browser: Any, repo
         page.locator("[data-metric='success/mean'] svg").hover()
         assert page.locator("#tip").inner_text().startswith("step ")
         page.locator("#environments tbody tr").nth(1).click()
-        lists(page, "32 of 64 episodes")
+        wait_for_count(page, "32 of 64 episodes")
         page.keyboard.press("1")
         page.locator(".run input").nth(3).uncheck()
         assert page.locator("[data-metric='success/mean'] path.line").count() == 1
-        assert watched.requests == [report.as_uri()]
+        assert recorder.requests == [report.as_uri()]
 
 
 def test_the_result_is_first_and_a_filtered_link_shows_the_same_elsewhere(
@@ -85,8 +85,8 @@ def test_the_result_is_first_and_a_filtered_link_shows_the_same_elsewhere(
     (tmp_path / "run" / "plan.json").write_text("{}")
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([tmp_path / "run"]))[0])
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(path.as_uri())
         assert page.locator("section").first.get_attribute("aria-label") == "Result"
         names = page.locator("#result tbody td:first-child").all_inner_texts()
@@ -94,25 +94,25 @@ def test_the_result_is_first_and_a_filtered_link_shows_the_same_elsewhere(
         assert page.locator("#result .whisker.better").count() == 2
         page.keyboard.press("/")
         page.keyboard.type("task-7? calculator")
-        lists(page, "3 of 60 episodes")
+        wait_for_count(page, "3 of 60 episodes")
         page.locator(".list .row").first.click()
         page.keyboard.press("l")
         address = page.evaluate("location.href")
         assert page.locator(".list .row[aria-selected=true] .name").all_inner_texts() == ["task-7"]
-    with Watched(browser) as watched:
-        watched.page.goto(address)
-        lists(watched.page, "3 of 60 episodes")
-        assert watched.page.locator("[data-choice=logprob]").get_attribute("aria-pressed") == "true"
-        with watched.page.expect_download() as download:
-            watched.page.locator("#csv").click()
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(address)
+        wait_for_count(recorder.page, "3 of 60 episodes")
+        assert recorder.page.locator("[data-choice=logprob]").get_attribute("aria-pressed") == "true"
+        with recorder.page.expect_download() as download:
+            recorder.page.locator("#csv").click()
         rows = Path(download.value.path()).read_text().splitlines()
         assert len(rows) == 4
         assert "What is task-7?" in rows[1]
 
 
 def test_charts_are_smoothed_logarithmic_hidden_and_saved(browser: Any, report: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(report.as_uri())
         chart = page.locator("[data-metric='success/mean']")
         page.locator("#smooth").fill("0.9")
@@ -136,42 +136,42 @@ def test_side_by_side_folds_the_common_prompt_and_marks_differences(
     browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     for attempt, reply in enumerate(("the answer is 4", "the answer is 5 or 6", "the answer is 4")):
-        write_episode(tmp_path / "run", an_episode("task", attempt, 0.0, tokenizer, reply=reply))
+        write_episode(tmp_path / "run", make_episode("task", attempt, 0.0, tokenizer, reply=reply))
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([tmp_path / "run"]))[0])
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(path.as_uri() + "#/episodes")
         page.locator(".list .row").first.click()
         page.locator("#group-side").click()
         page.locator(".column").nth(2).locator(".tokens").wait_for()
-        becomes(page, "document.querySelectorAll('#common-prompt').length === 1")
+        wait_until(page, "document.querySelectorAll('#common-prompt').length === 1")
         assert "What is task?" not in page.locator(".columns").inner_text()
         assert "".join(page.locator(".column").nth(1).locator(".apart").all_inner_texts()).strip() == "5 or 6"
         assert page.locator(".column").nth(2).locator(".apart").count() == 0
         assert page.locator(".turn-head .badge").all_inner_texts() == ["differs", "same reply"]
 
 
-def test_what_a_run_kept_of_itself_is_shown_as_it_was(
+def test_recorded_health_findings_and_advantages_are_shown(
     browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
     """Its own health notes, and advantages by token, which the page could not have computed."""
     run = write_training(tmp_path / "run", 30, **{"actor/ppo_kl": 0.7})
-    journal = HealthLog(run / "health.jsonl")
-    journal.write_findings(
+    health_log = HealthLog(run / "health.jsonl")
+    health_log.write_findings(
         7, [HealthFinding("dead_groups", "act", 0.95, 0.9, "groups are alike", "give it easier tasks")]
     )
-    journal.write_adjustment(7, Adjustment(1 / 3, 1.0))
-    journal.close()
-    group = [an_episode("task-0", attempt, float(attempt == 1), tokenizer) for attempt in range(3)]
+    health_log.write_adjustment(7, Adjustment(1 / 3, 1.0))
+    health_log.close()
+    group = [make_episode("task-0", attempt, float(attempt == 1), tokenizer) for attempt in range(3)]
     size = len(group[0].turns[0].spans[-1].ids)
     saver = EpisodeSaver(run, "gae")
     saver.set_advantages([group], [[np.linspace(-2.0, 2.0, size), np.full(size, 0.25), np.full(size, -0.25)]])
     saver.save_group(4)
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([run]))[0])
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(path.as_uri())
         health = page.locator("#health").inner_text()
         assert "as the run noted them while it went" in health
@@ -188,7 +188,7 @@ def test_what_a_run_kept_of_itself_is_shown_as_it_was(
         page.locator(".tokens .t.sampled").first.hover()
         assert "advantage −2" in page.locator("#tip").inner_text()
         page.keyboard.press("j")
-        becomes(page, "document.querySelector('.episode .facts').textContent.includes('advantage +0.25')")
+        wait_until(page, "document.querySelector('.episode .facts').textContent.includes('advantage +0.25')")
         assert page.locator("#advantage-source").inner_text().endswith("one number for all tokens of an episode.")
         page.keyboard.press("g")
         page.wait_for_selector(".column .tokens")
@@ -197,25 +197,25 @@ def test_what_a_run_kept_of_itself_is_shown_as_it_was(
 
 
 def test_episodes_are_filtered_opened_and_coloured(browser: Any, report: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(report.as_uri())
         page.keyboard.press("2")
-        lists(page, "64 episodes")
+        wait_for_count(page, "64 episodes")
         page.keyboard.press("/")
         page.keyboard.type("task-1 success")
-        lists(page, "4 of 64 episodes")
+        wait_for_count(page, "4 of 64 episodes")
         page.keyboard.press("Escape")
         page.keyboard.press("Escape")
         page.keyboard.press("2")
         page.select_option("[data-filter=run]", label="first")
         page.select_option("[data-filter=outcome]", "success")
-        lists(page, "3 of 64 episodes")
+        wait_for_count(page, "3 of 64 episodes")
         page.locator(".list .row").first.click()
         page.wait_for_selector(".tokens")
         assert page.locator(".tokens.by-origin .t.sampled").count() > 2
-        said = "".join(page.locator(".tokens .t.sampled").all_text_contents())
-        assert said == "the answer is 4"
+        sampled_text = "".join(page.locator(".tokens .t.sampled").all_text_contents())
+        assert sampled_text == "the answer is 4"
         page.keyboard.press("l")
         assert page.locator(".tokens.by-logprob .t.sampled.h0").count() >= 1
         assert page.locator(".tokens.by-logprob .t.sampled.h2").count() >= 1
@@ -235,22 +235,22 @@ def test_episodes_are_filtered_opened_and_coloured(browser: Any, report: Path) -
 
 
 def test_a_group_and_two_runs_stand_side_by_side(browser: Any, report: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(report.as_uri() + "#/episodes")
         page.locator(".list .row").first.click()
         page.wait_for_selector(".turn")
         page.keyboard.press("g")
         page.wait_for_selector(".columns")
         assert page.locator(".column").count() == 4
-        becomes(page, "document.querySelectorAll('.column .turn').length === 4")
+        wait_until(page, "document.querySelectorAll('.column .turn').length === 4")
         page.keyboard.press("3")
         assert page.locator("#compare-a").input_value() != page.locator("#compare-b").input_value()
         assert page.locator("#tasks tbody tr").count() == 6
         page.locator("[data-tasks=all]").click()
         assert page.locator("#tasks tbody tr").count() == 8
         page.locator("#tasks tbody tr").first.click()
-        becomes(page, "document.querySelectorAll('.column .turn').length === 8")
+        wait_until(page, "document.querySelectorAll('.column .turn').length === 8")
         heads = page.locator(".column-head").all_inner_texts()
         assert sum("first" in head for head in heads) == sum("second" in head for head in heads) == 4
 
@@ -260,25 +260,27 @@ def test_drawings_of_plans_are_images_on_the_page(
 ) -> None:
     for step, reward in ((1, 0.0), (4, 1.0)):
         for attempt in (0, 1):
-            episode = an_episode("plan", attempt, reward, tokenizer, reply="0: buy lamp, tell Ada<1")
+            episode = make_episode("plan", attempt, reward, tokenizer, reply="0: buy lamp, tell Ada<1")
             task = Task(f"plan {step}", "htdag", "train", {"request": "buy a lamp, then tell Ada"})
             turn = replace(episode.turns[0], action=Action(content="0: buy lamp, tell Ada<1"))
             write_episode(tmp_path / "run" / "groups" / f"step_{step}", replace(episode, task=task, turns=(turn,)))
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n')
     (tmp_path / "report.html").write_bytes(document(find_runs([tmp_path / "run"]))[0])
-    with Watched(browser) as seen:
-        seen.page.goto((tmp_path / "report.html").as_uri())
-        becomes(seen.page, "document.querySelectorAll('#drawings .drawing img').length === 2")
-        becomes(seen.page, "[...document.querySelectorAll('#drawings img')].every((image) => image.naturalWidth > 100)")
-        assert "step 1" in seen.page.inner_text("#drawings")
-        seen.page.click("#drawings a.item")
-        becomes(seen.page, "document.querySelectorAll('.detail .drawing img').length === 1")
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto((tmp_path / "report.html").as_uri())
+        wait_until(recorder.page, "document.querySelectorAll('#drawings .drawing img').length === 2")
+        wait_until(
+            recorder.page, "[...document.querySelectorAll('#drawings img')].every((image) => image.naturalWidth > 100)"
+        )
+        assert "step 1" in recorder.page.inner_text("#drawings")
+        recorder.page.click("#drawings a.item")
+        wait_until(recorder.page, "document.querySelectorAll('.detail .drawing img').length === 1")
 
 
 def test_light_dark_keys_and_a_phone(browser: Any, report: Path) -> None:
     back = "getComputedStyle(document.body).backgroundColor"
-    with Watched(browser, color_scheme="dark") as watched:
-        page = watched.page
+    with PageRecorder(browser, color_scheme="dark") as recorder:
+        page = recorder.page
         page.goto(report.as_uri())
         dark = page.evaluate(back)
         page.keyboard.press("d")
@@ -287,10 +289,10 @@ def test_light_dark_keys_and_a_phone(browser: Any, report: Path) -> None:
         assert page.locator("#help").is_visible()
         page.keyboard.press("Escape")
         assert not page.locator("#help").is_visible()
-    with Watched(browser, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True) as watched:
-        page = watched.page
-        for place in ("", "#/episodes", "#/compare"):
-            page.goto(report.as_uri() + place)
+    with PageRecorder(browser, viewport={"width": 390, "height": 844}, is_mobile=True, has_touch=True) as recorder:
+        page = recorder.page
+        for fragment in ("", "#/episodes", "#/compare"):
+            page.goto(report.as_uri() + fragment)
             page.wait_for_selector(".run, .row, #tasks")
             assert page.evaluate("document.documentElement.scrollWidth") <= 390
         page.goto(report.as_uri() + "#/episodes")
@@ -301,9 +303,9 @@ def test_light_dark_keys_and_a_phone(browser: Any, report: Path) -> None:
         page.wait_for_selector(".list")
 
 
-def opened_harmlessly(page: Any, count: int) -> None:
+def open_every_episode(page: Any, count: int) -> None:
     """Open every episode in every way of looking; nothing of it may have run or become an element."""
-    becomes(page, f"document.querySelectorAll('.list .row').length >= {min(count, 5)}")
+    wait_until(page, f"document.querySelectorAll('.list .row').length >= {min(count, 5)}")
     for _ in range(count):
         page.keyboard.press("j")
         page.wait_for_selector(".turn")
@@ -313,33 +315,33 @@ def opened_harmlessly(page: Any, count: int) -> None:
     assert page.locator("main img, main script, main iframe, main b:not(.facts b):not(.turn-head b)").count() == 0
 
 
-def test_hostile_trajectories_do_nothing_in_the_report(
+def test_hostile_trajectories_run_no_script_in_the_report(
     browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    made = write_hostile(tmp_path / "bad", tokenizer)
-    damaged = write_damaged(tmp_path / "bad", tokenizer)
+    paths = write_hostile_episodes(tmp_path / "bad", tokenizer)
+    damaged = write_damaged_episodes(tmp_path / "bad", tokenizer)
     write_training(tmp_path / "bad", 3, **{HOSTILE_TEXTS["markup"]: 1.0})
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([tmp_path / "bad"]))[0])
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(path.as_uri())
         assert page.locator("#faults tr").count() == len(damaged)
         page.locator("details summary").first.click()
         page.goto(path.as_uri() + "#/episodes")
-        opened_harmlessly(page, len(made))
-        assert watched.requests == [path.as_uri()] or all(url.startswith("file:") for url in watched.requests)
+        open_every_episode(page, len(paths))
+        assert recorder.requests == [path.as_uri()] or all(url.startswith("file:") for url in recorder.requests)
 
 
-def test_hostile_trajectories_do_nothing_on_the_live_page(
+def test_hostile_trajectories_run_no_script_on_the_live_page(
     browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase
 ) -> None:
-    made = write_hostile(tmp_path / "bad", tokenizer)
-    write_damaged(tmp_path / "bad", tokenizer)
-    with Running(tmp_path) as address, Watched(browser) as watched:
-        watched.page.goto(address + "#/episodes")
-        opened_harmlessly(watched.page, len(made))
-        assert all(url.startswith(address) or url == "data:," for url in watched.requests)
+    paths = write_hostile_episodes(tmp_path / "bad", tokenizer)
+    write_damaged_episodes(tmp_path / "bad", tokenizer)
+    with Running(tmp_path) as address, PageRecorder(browser) as recorder:
+        recorder.page.goto(address + "#/episodes")
+        open_every_episode(recorder.page, len(paths))
+        assert all(url.startswith(address) or url == "data:," for url in recorder.requests)
 
 
 def test_the_live_page_watches_a_training_advance(
@@ -347,31 +349,32 @@ def test_the_live_page_watches_a_training_advance(
 ) -> None:
     write_run(tmp_path / "first", [[0.0, 1.0], [0.0, 0.0]], tokenizer)
     write_run(tmp_path / "second", [[1.0, 1.0], [1.0, 1.0]], tokenizer)
-    with Running(tmp_path) as address, Watched(browser) as watched:
-        page = watched.page
+    with Running(tmp_path) as address, PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(address)
-        becomes(page, "document.querySelectorAll('.run').length === 2")
-        becomes(page, "document.getElementById('status').textContent === 'live'")
+        wait_until(page, "document.querySelectorAll('.run').length === 2")
+        wait_until(page, "document.getElementById('status').textContent === 'live'")
         write_training(tmp_path / "third", 3, planned=40)
-        becomes(page, "document.body.innerText.includes('step 3 / 40')")
-        drawn = page.locator("[data-metric='success/mean'] path.line").get_attribute("d")
+        wait_until(page, "document.body.innerText.includes('step 3 / 40')")
+        drawn_path = page.locator("[data-metric='success/mean'] path.line").get_attribute("d")
         with (tmp_path / "third" / "metrics.jsonl").open("a") as file:
             for step in range(4, 9):
                 file.write(json.dumps({"step": step, **step_values(step)}) + "\n")
-        becomes(page, "document.body.innerText.includes('step 8 / 40')")
-        becomes(
-            page, f"document.querySelector(\"[data-metric='success/mean'] path.line\").getAttribute('d') !== '{drawn}'"
+        wait_until(page, "document.body.innerText.includes('step 8 / 40')")
+        wait_until(
+            page,
+            f"document.querySelector(\"[data-metric='success/mean'] path.line\").getAttribute('d') !== '{drawn_path}'",
         )
         file = MetricsFile(tmp_path / "third" / "metrics.jsonl")  # the same run begins anew
         file.write(1, step_values(1))
         file.close()
-        becomes(page, "document.body.innerText.includes('step 1 / 40')")
+        wait_until(page, "document.body.innerText.includes('step 1 / 40')")
         page.keyboard.press("2")
         page.wait_for_selector(".list .row")
         page.locator(".list .row").first.click()
         page.wait_for_selector(".tokens .t.sampled")
         write_run(tmp_path / "second", [[1.0, 1.0], [1.0, 1.0], [0.0]], tokenizer)
-        becomes(page, "document.querySelector('.count').textContent.startsWith('9 ')")
+        wait_until(page, "document.querySelector('.count').textContent.startsWith('9 ')")
 
 
 @pytest.mark.slow
@@ -379,16 +382,16 @@ def test_the_live_page_watches_a_real_training(browser: Any, tmp_path: Path) -> 
     settings = ["recipe=math-tiny", "trainer.total_training_steps=2", "data.train_batch_size=2",
                 "data.val_batch_size=2", "agent.num_chains=2", "agent.max_turns=2", "trainer.test_freq=1",
                 "actor_rollout_ref.rollout.response_length=24", f"trainer.default_local_dir={tmp_path}"]  # fmt: skip
-    with Running(tmp_path) as address, Watched(browser) as watched:
-        page = watched.page
+    with Running(tmp_path) as address, PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(address)
         training = subprocess.Popen(
             [sys.executable, "-m", "practicum.cli", "train", *settings], stdout=subprocess.DEVNULL
         )
         try:
             # Quick steps may pass between two checks, so any step and the last one are waited for.
-            becomes(page, "/step [12] \\/ 2/.test(document.body.innerText)", 600.0)
-            becomes(page, "document.body.innerText.includes('step 2 / 2')", 240.0)
+            wait_until(page, "/step [12] \\/ 2/.test(document.body.innerText)", 600.0)
+            wait_until(page, "document.body.innerText.includes('step 2 / 2')", 240.0)
             assert training.wait(120) == 0
         finally:
             training.kill()

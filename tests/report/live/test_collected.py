@@ -16,8 +16,8 @@ from practicum.cli.main import main
 from practicum.data.store import write_episode
 from practicum.environments.math import NAMES
 from tests.cli.terminal import MARK, RUNNER, environment
-from tests.report.browser_pages import Watched, becomes, lists
-from tests.report.report_files import CHROMIUM, a_turn, an_episode
+from tests.report.browser_pages import PageRecorder, wait_for_count, wait_until
+from tests.report.report_files import CHROMIUM, make_episode, make_turn
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
@@ -40,59 +40,61 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_episodes_of_collect_and_eval_are_shown_token_by_token(browser: Any, report: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(report.as_uri() + "#/episodes")
-        lists(page, "7 episodes")
+        wait_for_count(page, "7 episodes")
         runs = page.locator(".list .row .where").all_inner_texts()
         for run in dict.fromkeys(runs):
             page.locator(".list .row", has=page.locator(".where", has_text=run)).first.click()
-            becomes(page, "document.querySelectorAll('.tokens .t.sampled').length > 0")
+            wait_until(page, "document.querySelectorAll('.tokens .t.sampled').length > 0")
             text = page.locator(".turn").first.inner_text()
             assert "<|im_start|>assistant" in text  # tokens, and not only messages
             assert page.locator(".list .row[aria-selected=true]").count() == 1
             page.go_back()
-            lists(page, "7 episodes")
+            wait_for_count(page, "7 episodes")
         assert len(set(runs)) == 2
 
 
 def test_a_word_of_a_question_finds_its_episodes_and_the_link_shows_them_elsewhere(browser: Any, report: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(report.as_uri() + "#/episodes")
-        lists(page, "7 episodes")
+        wait_for_count(page, "7 episodes")
         questions = page.locator(".list .row .question").all_inner_texts()
         word = next(name for name in NAMES if any(name in question for question in questions))
         having = [question for question in questions if word in question]
         page.fill("#search", word)
-        becomes(page, "/^[1-6] of 7 episodes$/.test(document.querySelector('.count').textContent)")
-        shown = page.locator(".list .row .question").all_inner_texts()
-        assert set(having) <= set(shown)  # others have the word in a reply
-        count = f"{len(shown)} of 7 episodes"
-        lists(page, count)
+        wait_until(page, "/^[1-6] of 7 episodes$/.test(document.querySelector('.count').textContent)")
+        questions_shown = page.locator(".list .row .question").all_inner_texts()
+        assert set(having) <= set(questions_shown)  # others have the word in a reply
+        count = f"{len(questions_shown)} of 7 episodes"
+        wait_for_count(page, count)
         page.locator(".list .row").first.click()
         name = page.locator(".list .row[aria-selected=true] .name").inner_text()
         address = page.evaluate("location.href")
-    with Watched(browser, viewport={"width": 900, "height": 700}) as elsewhere:
+    with PageRecorder(browser, viewport={"width": 900, "height": 700}) as elsewhere:
         elsewhere.page.goto(address)
-        lists(elsewhere.page, count)
+        wait_for_count(elsewhere.page, count)
         assert elsewhere.page.locator("#search").input_value() == word
         assert elsewhere.page.locator(".list .row[aria-selected=true] .name").inner_text() == name
 
 
 def test_roles_and_branches_are_shown(browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    manager = a_turn(tokenizer, "plan it", "do the first part", role="manager")
-    worker = a_turn(tokenizer, "do it", "done", role="worker")
-    again = a_turn(tokenizer, "do it again", "done again", role="manager", branch_reason="fresh prompt for each part")
-    follow = a_turn(tokenizer, "and then", "and done", role="manager", restart=False, continues=0)
-    write_episode(tmp_path / "run", replace(an_episode("task", 0, 1.0), turns=(manager, worker, again, follow)))
+    manager = make_turn(tokenizer, "plan it", "do the first part", role="manager")
+    worker = make_turn(tokenizer, "do it", "done", role="worker")
+    second_turn = make_turn(
+        tokenizer, "do it again", "done again", role="manager", branch_reason="fresh prompt for each part"
+    )
+    follow = make_turn(tokenizer, "and then", "and done", role="manager", restart=False, continues=0)
+    write_episode(tmp_path / "run", replace(make_episode("task", 0, 1.0), turns=(manager, worker, second_turn, follow)))
     path = tmp_path / "report.html"
     assert main(["report", str(tmp_path / "run"), "-o", str(path)]) == 0
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(path.as_uri() + "#/episodes")
         page.locator(".list .row").first.click()
-        becomes(page, "document.querySelectorAll('.turn').length === 4")
+        wait_until(page, "document.querySelectorAll('.turn').length === 4")
         heads = [" ".join(text.split()) for text in page.locator(".turn-head").all_inner_texts()]
         assert [head.split()[2] for head in heads] == ["manager", "worker", "manager", "manager"]
         assert "prompt begins anew" in heads[2]

@@ -19,9 +19,9 @@ from practicum.report.document import document
 from practicum.report.runs import find_runs
 from practicum.task import Task
 from practicum.trajectory import Outcome
-from tests.report.browser_pages import Watched, becomes, lists
+from tests.report.browser_pages import PageRecorder, wait_for_count, wait_until
 from tests.report.live.test_live import Running
-from tests.report.report_files import CHROMIUM, a_turn, an_episode, step_values, write_run, write_training
+from tests.report.report_files import CHROMIUM, make_episode, make_turn, step_values, write_run, write_training
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
@@ -39,10 +39,10 @@ def staged(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
     for stage, solved in (("base", 1), ("sft", 10), ("rl", 20)):
         write_run(top / "run" / stage / "examination", [[float(n < solved)] for n in range(20)], tokenizer)
     (top / "run" / "plan.json").write_text("{}")
-    turn = a_turn(tokenizer, "What?", "well")
+    turn = make_turn(tokenizer, "What?", "well")
     failed = replace(turn, messages=(Message("tool", "Error: no number", name="calculator"),))
-    for number in range(3):
-        episode = an_episode(f"odd-{number}", 0, 0.0, tokenizer, turns=(turn, failed), error=f"no number {number}")
+    for index in range(3):
+        episode = make_episode(f"odd-{index}", 0, 0.0, tokenizer, turns=(turn, failed), error=f"no number {index}")
         task = Task(episode.task.id, "math", "train", dict(episode.task.fields))
         write_episode(top / "run" / "sft" / "odd", replace(episode, task=task, outcome=Outcome.TRUNCATED))
     return write_report(top, top / "report.html")
@@ -50,8 +50,8 @@ def staged(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
 
 def test_the_baseline_is_chosen_on_the_page_and_kept_in_the_address(browser: Any, staged: Path) -> None:
     verdicts = "#result .result:nth-child(2) .verdicts"
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(staged.as_uri())
         assert page.locator("#result tbody td:first-child").all_inner_texts()[:3] == ["base", "sft", "rl"]
         texts = page.locator(verdicts).all_inner_texts()
@@ -68,21 +68,21 @@ def test_the_baseline_is_chosen_on_the_page_and_kept_in_the_address(browser: Any
         assert page.locator("#result .headline b").first.inner_text().startswith("rl − base: +95.0 points [")
         texts = page.locator(verdicts).all_inner_texts()
         address = page.evaluate("location.href")
-    with Watched(browser) as watched:
-        watched.page.goto(address)
-        assert watched.page.locator(verdicts).all_inner_texts() == texts
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(address)
+        assert recorder.page.locator(verdicts).all_inner_texts() == texts
 
 
 def test_failures_open_their_episodes_and_the_list_is_a_table(browser: Any, staged: Path, tmp_path: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(staged.as_uri())
         assert page.locator("#failures-of").input_value() == "all"  # the last stage has no failure
         page.locator("[data-cause=error]").click()
         assert page.locator("#clusters tbody tr", has_text="no number #").locator("td").nth(1).inner_text() == "3"
         page.locator("[data-cause=tool]").click()
         page.locator("#clusters tbody tr", has_text="calculator").click()
-        lists(page, "3 of 63 episodes")
+        wait_for_count(page, "3 of 63 episodes")
         assert page.locator(".cause").inner_text() == "tool that failed: calculator ×"
         heads = page.locator(".heads [role=columnheader]").all_inner_texts()
         assert heads[:8] == ["Task", "Question", "Target", "Answer", "Score", "Turns", "Tools", "Outcome"]
@@ -105,7 +105,7 @@ def test_failures_open_their_episodes_and_the_list_is_a_table(browser: Any, stag
 def test_any_word_of_an_episode_finds_it_and_tools_have_a_latency(browser: Any, tmp_path: Path, served: bool) -> None:
     """A word far into the first of two replies, and one of a tool's error, in the file and on the live page."""
     run = write_run(tmp_path / "run", [[0.0]] * 5)
-    episode = an_episode("far", 0, 0.0)
+    episode = make_episode("far", 0, 0.0)
     (turn,) = episode.turns
     first = replace(turn, reply="lorem " * 500 + "Ornithopter")
     answer = Message("tool", "Error: no Zanzibar", name="calculator")
@@ -115,11 +115,11 @@ def test_any_word_of_an_episode_finds_it_and_tools_have_a_latency(browser: Any, 
     write_episode(run, episode)
     report = write_report(run, tmp_path / "report.html")
     opened = Running(tmp_path) if served else contextlib.nullcontext(report.as_uri())
-    with opened as address, Watched(browser) as watched:
-        page = watched.page
+    with opened as address, PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(address)
         page.wait_for_selector("#tools tbody tr")
-        becomes(page, "document.querySelector('#tools tbody').innerText.includes('250 ms')")
+        wait_until(page, "document.querySelector('#tools tbody').innerText.includes('250 ms')")
         cells = page.locator("#tools tbody tr").first.locator("td").all_inner_texts()
         assert cells[1:] == ["6", "7", "1 in 1 episode", "14.3 %", "250 ms", "1.5 s"]
         for table in ("#tools", "#clusters"):  # all columns are seen
@@ -127,15 +127,15 @@ def test_any_word_of_an_episode_finds_it_and_tools_have_a_latency(browser: Any, 
         page.keyboard.press("/")
         for text in ("ornithopter", "Zanzibar", "THOPT lorem error:"):
             page.fill("#search", text)
-            lists(page, "1 of 6 episodes")
+            wait_for_count(page, "1 of 6 episodes")
             assert page.locator(".list .row .name").all_inner_texts() == ["far"]
         page.fill("#search", "nowhere")
-        lists(page, "0 of 6 episodes")
+        wait_for_count(page, "0 of 6 episodes")
 
 
 def test_tasks_are_gained_lost_or_solved_by_both(browser: Any, staged: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(staged.as_uri() + "#/compare")
         page.select_option("#compare-a", label="sft")
         page.select_option("#compare-b", label="rl")
@@ -143,9 +143,9 @@ def test_tasks_are_gained_lost_or_solved_by_both(browser: Any, staged: Path) -> 
         page.locator("[data-tasks=both]").click()
         assert page.locator("#tasks tbody tr").count() == 10
         address = page.evaluate("location.href")
-    with Watched(browser) as watched:
-        watched.page.goto(address)
-        assert watched.page.locator("#tasks tbody tr").count() == 10
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(address)
+        assert recorder.page.locator("#tasks tbody tr").count() == 10
 
 
 def test_charts_are_drawn_over_tokens_and_time_and_zoomed(browser: Any, tmp_path: Path) -> None:
@@ -155,8 +155,8 @@ def test_charts_are_drawn_over_tokens_and_time_and_zoomed(browser: Any, tmp_path
             file.write(json.dumps({"step": step, "timing/step": 90.0}) + "\n")
     report = write_report(tmp_path / "run", tmp_path / "report.html")
     chart = "[data-metric='success/mean']"
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(report.as_uri())
         assert page.locator(f"{chart} text", has_text="40").count() == 1
         page.select_option("#x-axis", "tokens")
@@ -186,9 +186,9 @@ def test_charts_are_drawn_over_tokens_and_time_and_zoomed(browser: Any, tmp_path
         with page.expect_download() as download:
             page.locator(chart).locator(".save", has_text="CSV").click()
         assert Path(download.value.path()).read_text().splitlines()[2].endswith(",100000,180")
-    with Watched(browser) as watched:
-        watched.page.goto(address)
-        assert watched.page.locator(f"{chart} path.line").get_attribute("d") == zoomed
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(address)
+        assert recorder.page.locator(f"{chart} path.line").get_attribute("d") == zoomed
 
 
 def test_policies_and_environments_are_a_matrix(
@@ -196,34 +196,34 @@ def test_policies_and_environments_are_a_matrix(
 ) -> None:
     for policy, solved in (("base", 2), ("rl", 18)):
         for environment in ("math", "search"):
-            for number in range(20):
-                episode = an_episode(f"{environment}-{number}", 0, float(number < solved), tokenizer)
+            for index in range(20):
+                episode = make_episode(f"{environment}-{index}", 0, float(index < solved), tokenizer)
                 task = Task(episode.task.id, environment, "test", dict(episode.task.fields))
                 write_episode(tmp_path / "runs" / policy, replace(episode, task=task))
     report = write_report(tmp_path / "runs", tmp_path / "report.html")
-    with Watched(browser) as watched:
-        watched.page.goto(report.as_uri())
-        assert watched.page.locator("#matrix thead th").all_inner_texts() == ["Policy", "math", "search"]
-        assert watched.page.locator("#matrix tbody th").all_inner_texts() == ["base", "rl"]
-        assert watched.page.locator("#matrix td.better").count() == 2
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(report.as_uri())
+        assert recorder.page.locator("#matrix thead th").all_inner_texts() == ["Policy", "math", "search"]
+        assert recorder.page.locator("#matrix tbody th").all_inner_texts() == ["base", "rl"]
+        assert recorder.page.locator("#matrix td.better").count() == 2
 
 
 def test_turns_stand_beside_each_other(browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
-    short, long = (a_turn(tokenizer, "What?", reply) for reply in ("it is 4", "let me think " * 40))
+    short, long = (make_turn(tokenizer, "What?", reply) for reply in ("it is 4", "let me think " * 40))
     for attempt, turns in enumerate(([short, long, short], [long, short])):
-        write_episode(tmp_path / "run", an_episode("task", attempt, 0.0, tokenizer, turns=tuple(turns)))
+        write_episode(tmp_path / "run", make_episode("task", attempt, 0.0, tokenizer, turns=tuple(turns)))
     report = write_report(tmp_path / "run", tmp_path / "report.html")
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(report.as_uri() + "#/episodes")
         page.locator(".list .row").first.click()
         page.locator("#group-side").click()
-        becomes(page, "document.querySelectorAll('.column .turn').length === 5")
-        tops = page.evaluate(
+        wait_until(page, "document.querySelectorAll('.column .turn').length === 5")
+        top_edges = page.evaluate(
             "[...document.querySelectorAll('.column')].map((column) => [...column.querySelectorAll('.turn')]"
             ".map((turn) => Math.round(turn.getBoundingClientRect().top)))"
         )
-        assert tops[0][:2] == tops[1]
+        assert top_edges[0][:2] == top_edges[1]
 
 
 def test_a_share_has_the_digits_that_the_terminal_prints(
@@ -231,11 +231,11 @@ def test_a_share_has_the_digits_that_the_terminal_prints(
 ) -> None:
     write_run(tmp_path / "run", [[float(n < 333)] for n in range(400)])  # 83.25 %, a tie
     report = write_report(tmp_path / "run", tmp_path / "report.html")
-    with Watched(browser) as watched:
-        watched.page.goto(report.as_uri())
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(report.as_uri())
         assert f"{100 * 333 / 400:.1f}" == "83.2"
-        assert watched.page.locator("#result td b").first.inner_text() == "83.2 %"
-        assert "83.3" not in watched.page.inner_text("body")
+        assert recorder.page.locator("#result td b").first.inner_text() == "83.2 %"
+        assert "83.3" not in recorder.page.inner_text("body")
 
 
 def test_the_live_page_says_how_long_it_takes_and_that_a_run_has_ended(browser: Any, tmp_path: Path) -> None:
@@ -243,40 +243,40 @@ def test_the_live_page_says_how_long_it_takes_and_that_a_run_has_ended(browser: 
     with (run / "timing.jsonl").open("w") as file:
         for step in range(1, 21):
             file.write(json.dumps({"step": step, "timing/step": 60.0}) + "\n")
-    with Running(tmp_path) as address, Watched(browser) as watched:
-        page = watched.page
+    with Running(tmp_path) as address, PageRecorder(browser) as recorder:
+        page = recorder.page
         with locked(run, ""):  # a process writes to it: else it has ended early once nothing is new for 20 seconds
             page.goto(address)
-            becomes(page, "document.body.innerText.includes('about 20 min left')")
+            wait_until(page, "document.body.innerText.includes('about 20 min left')")
             assert "held-out success at step 20 50.0 % [40.0, 60.0]" in page.locator(".run").inner_text()
             with (run / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": 21, **step_values(21), "actor/tokens": 1000.0}) + "\n")
-            becomes(page, "document.body.innerText.includes('about 19 min left')")
+            wait_until(page, "document.body.innerText.includes('about 19 min left')")
         (run / "last").mkdir()
         page.reload()
-        becomes(page, "document.querySelector('.pace') && document.querySelector('.pace').innerText === 'finished'")
+        wait_until(page, "document.querySelector('.pace') && document.querySelector('.pace').innerText === 'finished'")
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
-def test_axe_finds_nothing_serious(browser: Any, report_of_all: Path, scheme: str, width: int) -> None:
+def test_axe_finds_nothing_serious(browser: Any, full_report: Path, scheme: str, width: int) -> None:
     axe = pytest.importorskip("axe_playwright_python", reason="axe-playwright-python brings axe-core")
     script = Path(axe.__file__).with_name("axe.min.js").read_text()
-    with Watched(browser, color_scheme=scheme, viewport={"width": width, "height": 900}) as watched:
-        page = watched.page
-        page.goto(report_of_all.as_uri())
+    with PageRecorder(browser, color_scheme=scheme, viewport={"width": width, "height": 900}) as recorder:
+        page = recorder.page
+        page.goto(full_report.as_uri())
         page.evaluate(script)
-        seen = {"1": "#result", "2": ".list .row", "3": "#tasks"}
+        initial = {"1": "#result", "2": ".list .row", "3": "#tasks"}
         opened = {"j": ".list .row", "k": ".tokens", "l": ".by-logprob", "g": ".column .tokens", "a": ".by-advantage"}
-        for key, wanted in (seen | opened).items():
+        for key, selector in (initial | opened).items():
             page.keyboard.press(key)
-            page.wait_for_selector(wanted, state="attached")
-            found = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
-            serious = [(v["id"], v["nodes"][0]["html"]) for v in found if v["impact"] in ("serious", "critical")]
+            page.wait_for_selector(selector, state="attached")
+            violations = page.evaluate("axe.run({resultTypes: ['violations']})")["violations"]
+            serious = [(v["id"], v["nodes"][0]["html"]) for v in violations if v["impact"] in ("serious", "critical")]
             assert serious == [], (page.url, serious)
 
 
 @pytest.fixture(scope="module")
-def report_of_all(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
+def full_report(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Groups of episodes in two runs, and a training with a health event."""
     top = tmp_path_factory.mktemp("all")
     write_run(top / "first", [[0.0, 1.0]] * 3, tokenizer)

@@ -11,15 +11,16 @@ from typing import Any
 
 import pytest
 
-from practicum.data.store import write_episode
+from practicum.data.store import read_episodes, write_episode
 from practicum.environment import Message
+from practicum.evaluation.result import EvalResult, attempt_result
 from practicum.report.document import document
 from practicum.report.runs import find_runs
 from practicum.task import Task
 from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import Outcome
-from tests.report.browser_pages import Watched, becomes, lists
-from tests.report.report_files import CHROMIUM, an_episode, step_values, write_run, write_training
+from tests.report.browser_pages import PageRecorder, wait_for_count, wait_until
+from tests.report.report_files import CHROMIUM, make_episode, step_values, write_run, write_training
 
 playwright = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.skipif(not CHROMIUM.exists(), reason="needs /usr/bin/chromium (make setup installs it)")
@@ -31,10 +32,10 @@ TRAINED = ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/ppo_kl")
 def write_stages(run: Path, solved: Mapping[str, int], commit: str, lr: float) -> None:
     """Stages that solve so many of 30 tasks of three levels; every sixth episode calls a tool twice, in vain."""
     for stage, count in solved.items():
-        for number in range(30):
-            episode = an_episode(f"task-{number}", 0, float(number < count))
-            fields = {"question": f"What is {number}?", "level": 1 + number % 3}
-            if number % 6 == 0:
+        for index in range(30):
+            episode = make_episode(f"task-{index}", 0, float(index < count))
+            fields = {"question": f"What is {index}?", "level": 1 + index % 3}
+            if index % 6 == 0:
                 (turn,) = episode.turns
                 answer = Message("tool", "Error: no number", name="calculator")
                 failed = replace(turn, restart=False, messages=(answer,))
@@ -75,8 +76,8 @@ def two_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", [1280, 1440, 390])
 def test_stages_are_compared_within_their_run_and_no_verdict_is_cut(browser: Any, two_runs: Path, width: int) -> None:
-    with Watched(browser, viewport={"width": width, "height": 900}) as watched:
-        page = watched.page
+    with PageRecorder(browser, viewport={"width": width, "height": 900}) as recorder:
+        page = recorder.page
         page.goto(two_runs.as_uri())
         heads = page.locator("#result .headline b").all_inner_texts()
         assert [head.split(":")[0] for head in heads[:2]] == ["alpha", "beta"]
@@ -93,35 +94,39 @@ def test_stages_are_compared_within_their_run_and_no_verdict_is_cut(browser: Any
             assert ["than base" in text or "from base" in text for text in texts[first + 1 : first + 3]] == [True, True]
             assert "than sft" in texts[first + 2] or "from sft" in texts[first + 2]
         assert "alpha · rl" in texts[7]
-        cut = page.evaluate(
+        clipped = page.evaluate(
             "[...document.querySelectorAll('#result .verdicts, #result .headline')]"
             ".filter((node) => node.scrollWidth > node.clientWidth + 1).length"
         )
-        assert cut == 0
-        shown = page.locator("#result .scroll").first.evaluate("(node) => node.scrollWidth <= node.clientWidth + 1")
-        assert shown or width < 600
+        assert clipped == 0
+        fits = page.locator("#result .scroll").first.evaluate("(node) => node.scrollWidth <= node.clientWidth + 1")
+        assert fits or width < 600
 
 
-def test_the_number_of_comparisons_is_said_and_does_not_depend_on_the_baseline(browser: Any, two_runs: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+def test_the_number_of_comparisons_is_shown_and_does_not_depend_on_the_baseline(browser: Any, two_runs: Path) -> None:
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(two_runs.as_uri())
-        said = page.locator("#result .section-head").inner_text()
-        assert "corrected for the 15 pairs that can be compared here" in said
+        heading = page.locator("#result .section-head").inner_text()
+        assert "corrected for the 15 pairs that can be compared here" in heading
+        listed = page.locator("#comparison .verdict").count()
+        assert 1 < listed < 15
+        said = page.locator("#comparison .section-head").inner_text()
+        assert f"over all 15 pairs that can be compared here, of which {listed} are listed" in said
         evidence = "#result .headline .soft"
-        assert all("after Holm over 15" in text for text in page.locator(evidence).all_inner_texts())
+        assert all("after Holm over 15 comparisons" in text for text in page.locator(evidence).all_inner_texts())
         before = page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text()
         page.select_option("#baseline", label="beta · rl")
-        assert all("after Holm over 15" in text for text in page.locator(evidence).all_inner_texts())
+        assert all("after Holm over 15 comparisons" in text for text in page.locator(evidence).all_inner_texts())
         assert page.locator("#result .headline b").first.inner_text().startswith("alpha · rl − beta · rl: ")
         page.select_option("#baseline", label="alpha · base")
         assert page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text() == before
         assert "corrected for the 15 pairs" in page.locator("#result .section-head").inner_text()
 
 
-def test_what_differs_between_two_runs_is_told_above_the_curves(browser: Any, two_runs: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+def test_what_differs_between_two_runs_is_shown_above_the_curves(browser: Any, two_runs: Path) -> None:
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(two_runs.as_uri())
         order = page.locator("section").evaluate_all("(nodes) => nodes.map((node) => node.id)")
         assert order.index("differences") < order.index("health")
@@ -139,8 +144,8 @@ def test_what_differs_between_two_runs_is_told_above_the_curves(browser: Any, tw
 
 
 def test_health_is_dated_ordered_and_leads_to_its_curve(browser: Any, two_runs: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(two_runs.as_uri())
         rows = page.locator("#events .event")
         assert rows.locator(".badge").all_inner_texts()[:2] == ["act: success_collapse", "act: dead_groups"]
@@ -163,7 +168,7 @@ def test_health_is_dated_ordered_and_leads_to_its_curve(browser: Any, two_runs: 
         chart = page.locator("[data-metric='rollout/dead_groups']")
         assert "shown" in chart.get_attribute("class").split()
         assert chart.locator(".cross").count() == 1
-        becomes(
+        wait_until(
             page,
             "(() => { const box = document.querySelector(\"[data-metric='rollout/dead_groups']\")"
             ".getBoundingClientRect(); return box.top >= 0 && box.bottom <= innerHeight; })()",
@@ -177,8 +182,8 @@ def test_a_run_of_another_length_is_not_squashed(browser: Any, two_runs: Path) -
         f'[...document.querySelectorAll("{chart} path.line")].map((path) => path.getBBox().width /'
         " path.ownerSVGElement.clientWidth)"
     )
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(two_runs.as_uri())
         assert page.locator("#x-axis").input_value() == "share"
         assert "share of its own run" in page.locator("#axis-note").inner_text()
@@ -189,8 +194,8 @@ def test_a_run_of_another_length_is_not_squashed(browser: Any, two_runs: Path) -
 
 
 def test_a_row_of_failures_or_tools_opens_exactly_the_episodes_that_it_counts(browser: Any, two_runs: Path) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(two_runs.as_uri())
         assert page.locator("#failures-of").locator("option:checked").inner_text() == "beta · rl"
         tables = [(cause, f"#{name}") for cause in ("kind", "error", "last", "tool") for name in ("clusters", "tools")]
@@ -198,25 +203,25 @@ def test_a_row_of_failures_or_tools_opens_exactly_the_episodes_that_it_counts(br
             page.locator(f"[data-cause={cause}]").click()
             rows = page.locator(f"{table} tr.link")
             assert rows.last.inner_text().startswith("All")
-            counts = [int(rows.nth(place).locator("td").nth(1).inner_text()) for place in range(rows.count())]
+            counts = [int(rows.nth(index).locator("td").nth(1).inner_text()) for index in range(rows.count())]
             if table == "#clusters":
                 assert sum(counts[:-1]) == counts[-1]
-            for place, count in enumerate(counts):
-                rows.nth(place).locator("td").nth(1).click()
-                lists(page, f"{count} of 180 episodes")
+            for index, count in enumerate(counts):
+                rows.nth(index).locator("td").nth(1).click()
+                wait_for_count(page, f"{count} of 180 episodes")
                 page.go_back()
                 page.wait_for_selector(table)
         errors = page.locator("#tools tfoot button")
         assert errors.inner_text() == "5 in 5 episodes"
         errors.click()
-        lists(page, "5 of 180 episodes")
+        wait_for_count(page, "5 of 180 episodes")
 
 
 def test_the_table_of_tools_follows_the_chosen_stage_and_links_start_without_filters(
     browser: Any, two_runs: Path
 ) -> None:
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(two_runs.as_uri())
         assert page.locator("#tools tbody tr").count() == 1
         page.select_option("#failures-of", "all")
@@ -224,12 +229,12 @@ def test_the_table_of_tools_follows_the_chosen_stage_and_links_start_without_fil
         cells = page.locator("#tools tfoot td").all_inner_texts()
         assert cells[:4] == ["All", "180", "210", "30 in 30 episodes"]
         page.locator("#tools tfoot button").click()
-        lists(page, "30 of 180 episodes")
+        wait_for_count(page, "30 of 180 episodes")
         page.locator("[data-tab=episodes]").click()  # the tab itself, without the filters of the row
-        lists(page, "180 episodes")
+        wait_for_count(page, "180 episodes")
         page.keyboard.press("1")
         page.locator("#environments tbody tr").first.click()
-        lists(page, "30 of 180 episodes")
+        wait_for_count(page, "30 of 180 episodes")
         assert page.locator(".cause button").count() == 0
 
 
@@ -238,9 +243,9 @@ def test_runs_of_one_stage_each_follow_each_other_but_seeds_do_not(browser: Any,
         write_run(tmp_path / "runs" / name, [[float(n < solved)] for n in range(20)])
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([tmp_path / "runs"]))[0])
-    with Watched(browser) as watched:
-        watched.page.goto(path.as_uri())
-        texts = [" ".join(text.split()) for text in watched.page.locator("#result .verdicts").all_inner_texts()]
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(path.as_uri())
+        texts = [" ".join(text.split()) for text in recorder.page.locator("#result .verdicts").all_inner_texts()]
         assert texts[0] == "baseline"
         assert [text.split(",")[0] for text in texts[1:]] == ["better than base", "better than base"]
         assert "rl-seed-1" not in texts[2]
@@ -248,8 +253,8 @@ def test_runs_of_one_stage_each_follow_each_other_but_seeds_do_not(browser: Any,
 
 def test_two_trainings_from_one_model_are_compared_with_it_and_with_each_other(browser: Any, tmp_path: Path) -> None:
     """As separate commands leave them: demonstrations, SFT, two RL trainings, and a result of each model."""
-    for number in range(20):
-        episode = an_episode(f"train-{number}", 0, 1.0)
+    for index in range(20):
+        episode = make_episode(f"train-{index}", 0, 1.0)
         write_episode(tmp_path / "demonstrations", replace(episode, task=replace(episode.task, split="train")))
     for name, solved in (("base", 1), ("sft", 10), ("rl", 18), ("rl-high-rate", 2)):
         write_run(tmp_path / "results" / name, [[float(n < solved)] for n in range(20)])
@@ -260,8 +265,8 @@ def test_two_trainings_from_one_model_are_compared_with_it_and_with_each_other(b
     (tmp_path / "sft" / "metrics.jsonl").write_text('{"step": 1, "sft/perplexity": 2.0}\n')
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([tmp_path]))[0])
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(path.as_uri())
         blocks = page.locator("#result .result thead th:first-child").all_inner_texts()
         assert blocks == ["math, test tasks", "math, train tasks"]
@@ -281,16 +286,42 @@ def test_two_trainings_from_one_model_are_compared_with_it_and_with_each_other(b
         assert differ == "Runs differ in lr 1 → 2 · training/rl → training/rl-high-rate"  # and not from SFT's keys
 
 
+def test_a_training_and_an_evaluation_of_its_model_name_each_other(browser: Any, tmp_path: Path) -> None:
+    """They are two runs, since a model may have several evaluations; other trainings are not named."""
+    for name in ("shop/training/rl", "shop/training/rl-high-rate"):
+        write_rl(tmp_path / name, 10)
+    for name, policy in (("rl", "runs/shop/training/rl/model"), ("high", str(tmp_path / "shop/training/rl-high-rate")),
+                         ("base", "tiny-pretrained")):  # fmt: skip
+        episodes = write_run(tmp_path / "shop" / "results" / f"{name}.run", [[float(n < 5)] for n in range(9)])
+        results = tuple(attempt_result(episode) for episode in read_episodes(episodes))
+        EvalResult(policy, "math", "p", 9, 1, results).write(episodes.with_name(f"{name}.json"))
+    path = tmp_path / "report.html"
+    # The folder's own name is unknown to the command that evaluated.
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "shop").rename(tmp_path / "runs" / "shop")
+    path.write_bytes(document(find_runs([tmp_path / "runs" / "shop"]))[0])
+    with PageRecorder(browser) as recorder:
+        recorder.page.goto(path.as_uri())
+        cards = {}
+        for card in recorder.page.locator(".run.card").all():
+            cards[card.locator(".run-name").inner_text().strip()] = " ".join(card.inner_text().split())
+        assert len(cards) == 5
+        assert "evaluation of training/rl " in cards["results/rl"] + " "
+        assert "evaluated in results/rl" in cards["training/rl"]
+        assert "evaluation" not in cards["results/base"] + cards["results/high"] + cards["training/rl-high-rate"]
+        assert "rl-high-rate" not in cards["results/rl"]
+
+
 def test_many_runs_fit_a_page_that_can_be_read(browser: Any, tmp_path: Path) -> None:
     """Twelve runs: the same few screens as of two, with everything beyond folded away or in a box of its own."""
-    for number in range(12):
-        run = tmp_path / f"run-{number:02d}"
-        write_training(run, 40, seed=number)
-        write_run(run / "evaluation", [[float((task + number) % 3 > 0)] for task in range(12)])
+    for index in range(12):
+        run = tmp_path / f"run-{index:02d}"
+        write_training(run, 40, seed=index)
+        write_run(run / "evaluation", [[float((task + index) % 3 > 0)] for task in range(12)])
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([tmp_path]))[0])
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(path.as_uri())
         assert page.locator("#result > .result").first.locator("tbody tr").count() == 12
         assert page.evaluate("document.documentElement.scrollHeight") < 7000
@@ -310,8 +341,8 @@ def test_rounding_noise_is_a_flat_line_and_stages_have_axes_of_their_own(browser
     (run / "plan.json").write_text("{}")
     path = tmp_path / "report.html"
     path.write_bytes(document(find_runs([run]))[0])
-    with Watched(browser) as watched:
-        page = watched.page
+    with PageRecorder(browser) as recorder:
+        page = recorder.page
         page.goto(path.as_uri())
         assert page.locator("[data-stage=sft] [data-metric='actor/loss']").count() == 1
         assert page.locator("[data-stage=rl] [data-metric='actor/loss']").count() == 1

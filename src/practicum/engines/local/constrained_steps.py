@@ -1,14 +1,16 @@
 """Decode steps on a GPU while the replies of some requests must have a response format.
 
 The tokens that may be sampled next depend on the last token, which the host has to see: a graph of several steps is not
-possible. A step is two graphs, one up to the logits and one that samples. The host reads the tokens of a step and
-computes the next masks, in another thread, while the GPU is at the next logits already, so it waits only where that
-takes longer.
+possible. A step is two graphs, one up to the logits and one that samples. As soon as the tokens of a step are there,
+the host computes the next masks and starts the next sampling, behind the logits that the GPU is computing meanwhile,
+and the logits after it; only then does the engine look at the tokens. So the GPU waits only where the masks take longer
+than the logits, and a request that has ended takes one more step, whose token is dropped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,8 +31,19 @@ if TYPE_CHECKING:
     from practicum.engines.local.cuda_runner import CudaRunner
 
 
+@dataclass(frozen=True)
+class SampledStep:
+    """A step whose tokens are on their way to the host, and where they will be."""
+
+    batch: list[RunningRequest]
+    results: Tensor
+    kept: Tensor | None
+    top: Tensor | None
+    done: Any
+
+
 class ConstrainedSteps:
-    """Single decode steps of a `CudaRunner`, whose tokens are returned by the call that samples them."""
+    """Single decode steps of a `CudaRunner`; a call returns the tokens of one step and starts the next."""
 
     def __init__(self, runner: CudaRunner, running: Sequence[RunningRequest]) -> None:
         self.runner = runner
@@ -41,30 +54,28 @@ class ConstrainedSteps:
         self._device_masks = torch.full_like(masks.tensor, -1, device=runner.device)
         self._logits = torch.empty(0, runner.decoder.shape.vocabulary, device=runner.device)
         """The logits of a step [rows, V], which one graph writes and the other reads."""
-        self._host_results = torch.zeros_like(runner.results, device="cpu", pin_memory=runner.capturing)
-        self._host_kept: Tensor | None = None
-        self._host_top: Tensor | None = None
         self._batch: list[RunningRequest] | None = None
         """The requests whose next logits are computed or on their way, in the order of the rows."""
-        self._masked: list[RunningRequest] | None = None
-        """The batch whose next masks are computed or on their way."""
+        self._sampled: SampledStep | None = None
         self._forward_graphs: dict[tuple[int, tuple[str, ...], bool], Any] = {}
         self._sample_graphs: dict[tuple[int, bool, bool], Any] = {}
 
     @property
     def is_pending(self) -> bool:
-        """Whether logits are on their way that nothing was sampled from yet."""
+        """Whether logits are on their way that nothing was sampled from yet, or tokens that nobody has taken."""
         if self._batch is not None and all(one.finished for one in self._batch):
             self._batch = None
-        return self._batch is not None
+        if self._sampled is not None and all(one.finished for one in self._sampled.batch):
+            self._sampled = None
+        return self._batch is not None or self._sampled is not None
 
     @property
     def has_graphs(self) -> bool:
         return bool(self._forward_graphs or self._sample_graphs)
 
     def reset(self) -> None:
-        """Forget the logits and masks that are on their way."""
-        self._batch = self._masked = None
+        """Forget the logits and tokens that are on their way."""
+        self._batch = self._sampled = None
 
     def reset_graphs(self) -> None:
         """Drop captured graphs after buffers have moved."""
@@ -72,36 +83,36 @@ class ConstrainedSteps:
         self._sample_graphs.clear()
 
     def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
-        """Sample a token for every request whose logits are on their way, and start the next logits of `running`."""
-        from practicum.engines.local.cuda_runner import decoded_tokens, record_event
+        """Take the tokens of the step that was sampled last, and start the next one of `running`."""
+        from practicum.engines.local.cuda_runner import decoded_tokens
 
+        num_steps = 0
         if not self.is_pending:
-            self._launch(running)
-        batch, self._batch = self._batch, None
-        assert batch is not None
-        if self._masked is not batch:
-            self.masks.start(batch)
-        self.masks.wait()
-        self._sample(batch)
-        done = record_event(self.runner.device)
-        unfinished = [one for one in running if one.num_scheduled < one.max_new_tokens]
-        if unfinished and any_constrained(running):
-            self._launch(running)
-        if done is not None:
-            done.synchronize()
-        if self._host_kept is not None:
-            append_kept(batch, self._host_kept[:, :1])
-        if self._host_top is not None:
-            append_top_logprobs(batch, self._host_top[:, :1])
-        tokens = decoded_tokens(batch, self._host_results[:, :1], end_ids)
-        self.masks.append(batch, [ids[0] for _, ids, _, _ in tokens])
-        self._masked = self._batch
-        if self._masked is not None:  # beside what the engine does with the tokens
-            self.masks.start(self._masked)
-        return DecodeOutput(1, tokens)
+            num_steps += self._launch(running)
+        if self._sampled is None:
+            self._sample()
+            num_steps += self._launch(running)
+        sampled, self._sampled = self._sampled, None
+        assert sampled is not None
+        if sampled.done is not None:
+            sampled.done.synchronize()
+        self.masks.append(sampled.batch, sampled.results[: len(sampled.batch), 0, 0].long().tolist())
+        if self._batch is not None:
+            self._sample()
+            num_steps += self._launch(running)
+        if sampled.kept is not None:
+            append_kept(sampled.batch, sampled.kept[:, :1])
+        if sampled.top is not None:
+            append_top_logprobs(sampled.batch, sampled.top[:, :1])
+        return DecodeOutput(num_steps, decoded_tokens(sampled.batch, sampled.results[:, :1], end_ids))
 
-    def _launch(self, running: list[RunningRequest]) -> None:
-        """Start to compute the logits of the next tokens."""
+    def _launch(self, running: list[RunningRequest]) -> int:
+        """Start to compute the logits of the next tokens, if any request needs them; the number of steps started.
+
+        While another step is under way its tokens count too: a request may turn out to have ended, no more.
+        """
+        if not any_constrained(running) or all(one.num_scheduled >= one.max_new_tokens for one in running):
+            return 0
         runner, num_rows = self.runner, self.runner.batch_size(len(running))
         if num_rows > len(self._logits):
             self.reset_graphs()
@@ -113,22 +124,28 @@ class ConstrainedSteps:
         self._batch = list(running)
         if not runner.capturing:
             self._forward(*key)
-            return
+            return 1
         if key not in self._forward_graphs:
             self._forward_graphs[key] = runner.capture(lambda: self._forward(*key), lambda: self._forward(*key))
         self._forward_graphs[key].replay()
+        return 1
 
     @torch.inference_mode()
     def _forward(self, num_rows: int, adapters: tuple[str, ...], joint: bool) -> None:
         self._logits[:num_rows] = self.runner.next_logits(num_rows, adapters, joint)
 
-    def _sample(self, batch: list[RunningRequest]) -> None:
-        """Sample the next tokens of a batch and copy them to the host.
+    def _sample(self) -> None:
+        """Sample from the logits that are on their way and copy the tokens to the host.
 
         The slot of a request that has ended since may belong to another one already: its row has the padding slot.
         """
+        from practicum.engines.local.cuda_runner import record_event
+
+        batch, self._batch = self._batch, None
+        assert batch is not None, "there are no logits to sample from"
         runner, num_rows = self.runner, self.runner.batch_size(len(batch))
         padding = runner.kv_cache.padding_slot
+        self.masks.compute(batch)
         runner.send_slots([padding if one.finished else one.slot for one in batch], num_rows)
         self._device_masks[:num_rows].copy_(self.masks.tensor[:num_rows], non_blocking=True)
         key = (num_rows, any_filtered(batch), any_top_logprobs(batch))
@@ -139,9 +156,10 @@ class ConstrainedSteps:
             self._sample_graphs[key].replay()
         else:
             self._sample_rows(*key)
-        self._host_results[:num_rows].copy_(runner.results[:num_rows], non_blocking=True)
-        self._host_kept = None if kept is None else kept.copy_to_host(num_rows)
-        self._host_top = None if top is None else top.copy_to_host(num_rows)
+        results = runner.host_results.copy_to_host(num_rows)
+        host_kept = None if kept is None else kept.copy_to_host(num_rows)
+        host_top = None if top is None else top.copy_to_host(num_rows)
+        self._sampled = SampledStep(batch, results, host_kept, host_top, record_event(runner.device))
 
     @torch.inference_mode()
     def _sample_rows(self, num_rows: int, filtered: bool, with_top: bool) -> None:

@@ -28,11 +28,8 @@ from practicum.engines.local.runner import (
     SlotState,
     any_constrained,
     any_filtered,
-    filtered_logits,
-    most_likely,
-    sample,
-    uniforms,
 )
+from practicum.engines.local.sampling import filtered_logits, most_likely, sample, uniforms
 from practicum.engines.local.token_masks import BatchMasks, apply_masks, batch_masks
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA

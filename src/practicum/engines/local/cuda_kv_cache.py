@@ -57,10 +57,12 @@ def to_device(numbers: Tensor, device: torch.device) -> Tensor:
 class KVPage:
     """A page that somebody refers to; it returns to its pool with the last reference."""
 
-    __slots__ = ("location", "num_slots", "pool")
+    __slots__ = ("location", "num_slots", "offset", "pool")
 
-    def __init__(self, pool: PagePool, location: PageLocation) -> None:
+    def __init__(self, pool: PagePool, location: PageLocation, offset: int) -> None:
         self.pool, self.location = pool, location
+        self.offset = offset
+        """Where it is (`PagePool.offset`)."""
         self.num_slots = 0
         """Slots that have it."""
 
@@ -88,6 +90,10 @@ class PagePool:
         self.pages_per_chunk = 0
         """0: there is no chunk yet."""
         self.chunks: list[Tensor] = []
+        self._first_offsets: list[int] = []
+        """The offset of each chunk's first page."""
+        self._page_units = int(self._layer_bytes // (OFFSET_UNIT * dtype.itemsize))
+        """The difference of the offsets of two pages that lie side by side."""
         self.free: list[PageLocation] = []
         self.out_of_memory = False
         """Whether the device had no memory for another chunk."""
@@ -100,8 +106,7 @@ class PagePool:
     def offset(self, location: PageLocation) -> int:
         """Where a page is, counted from the first page of the first chunk in units of `OFFSET_UNIT` elements."""
         chunk, index = location
-        distance = self.chunks[chunk].data_ptr() - self.chunks[0].data_ptr() + index * self._layer_bytes
-        return int(distance // (OFFSET_UNIT * self._dtype.itemsize))
+        return self._first_offsets[chunk] + index * self._page_units
 
     def grow(self, missing: int, most: int | None) -> bool:
         """Allocate chunks of `missing` pages or more, of at most `most` in all; whether there is a new one."""
@@ -133,13 +138,16 @@ class PagePool:
             return
         self.free[:0] = [(len(self.chunks), index) for index in reversed(range(self.pages_per_chunk))]
         self.chunks.append(chunk)
+        distance = chunk.data_ptr() - self.chunks[0].data_ptr()
+        self._first_offsets.append(int(distance // (OFFSET_UNIT * self._dtype.itemsize)))
 
     def allocate_chunk(self) -> Tensor:
         dims = (self._layers, self.pages_per_chunk, *self._layer_shape)
         return torch.empty(dims, dtype=self._dtype, device=self._device)
 
     def take(self) -> KVPage:
-        return KVPage(self, self.free.pop())
+        location = self.free.pop()
+        return KVPage(self, location, self.offset(location))
 
     def copy(self, copies: Sequence[tuple[KVPage, KVPage]]) -> None:
         """Copy pages, each to another one."""
@@ -151,7 +159,10 @@ class PagePool:
         for (first, second), pairs in grouped.items():
             for start in range(0, len(pairs), step):
                 sources, targets = to_device(torch.tensor(pairs[start : start + step]).t().contiguous(), self._device)
-                self.chunks[second].index_copy_(1, targets, self.chunks[first].index_select(1, sources))
+                self.copy_pages(self.chunks[first], sources, self.chunks[second], targets)
+
+    def copy_pages(self, source_chunk: Tensor, sources: Tensor, target_chunk: Tensor, targets: Tensor) -> None:
+        target_chunk.index_copy_(1, targets, source_chunk.index_select(1, sources))
 
 
 class CudaKVCache(KVCache):
@@ -163,14 +174,16 @@ class CudaKVCache(KVCache):
         super().__init__(shape, num_slots, dtype, device, prefixes)
         self.pool = PagePool(shape, dtype, device)
         self.table = torch.zeros(num_slots + 1, num_pages(shape.context), dtype=torch.int64, device=device)
-        self._host_table = np.zeros(self.table.shape, dtype=np.int64)
-        self._changed: set[int] = set()
+        self._row_size = self.table.shape[1]
+        self._changed: dict[int, int] = {}
         """Entries of the table, counted over all rows, that the device does not have yet."""
         self._pages: list[list[KVPage]] = [[] for _ in range(num_slots)]
         self._num_in_slots = 0
         """Pages that any slot has."""
         self._wave_pages = 0
         """Pages that the requests of the present wave will take."""
+        self._wave_room: int | None = None
+        """Pages that are free, or would be, when the present wave begins; None: there is no bound."""
         self._padding_page: KVPage | None = None
 
     @property
@@ -209,20 +222,23 @@ class CudaKVCache(KVCache):
         self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], one: RunningRequest, num_steps: int
     ) -> bool:
         """Pages that only cached prefixes have count as free, and running requests may each need one more soon."""
-        needed = self._missing_pages(one, num_steps) + (self._wave_pages if wave else 0)
-        growable = self._num_growable()
-        if (running or wave) and growable is not None:
-            cached = self.pool.size - len(self.pool.free) - self._num_in_slots
-            if needed + len(running) > len(self.pool.free) + cached + growable:
-                return False
+        if not wave:  # nothing is allocated until all of its requests are chosen
+            growable = self._num_growable()
+            self._wave_pages = 0
+            self._wave_room = None if growable is None else self.pool.size - self._num_in_slots + growable
+        needed = self._wave_pages + self._missing_pages(one, num_steps)
+        if (running or wave) and self._wave_room is not None and needed + len(running) > self._wave_room:
+            return False
         self._wave_pages = needed
         return True
 
     def _missing_pages(self, one: RunningRequest, num_steps: int) -> int:
         """Pages that no slot has yet, of a request that is admitted; one more for a page that it copies."""
         entry, length = one.prefix_match
-        shared = () if entry is None else entry.kv[: length // PAGE_TOKENS]
-        return 1 + num_pages(len(one.ids) + num_steps) - sum(bool(page.num_slots) for page in shared)
+        needed = 1 + num_pages(len(one.ids) + num_steps)
+        if entry is None:
+            return needed
+        return needed - sum([bool(page.num_slots) for page in entry.kv[: length // PAGE_TOKENS]])
 
     def _num_growable(self) -> int | None:
         """Pages that may still be allocated, in whole chunks; None: any number."""
@@ -271,16 +287,14 @@ class CudaKVCache(KVCache):
 
     def _append(self, slot: int, pages: Sequence[KVPage]) -> None:
         start = len(self._pages[slot])
-        self._set_entries(slot, start, [self.pool.offset(page.location) for page in pages])
+        self._set_entries(slot, start, [page.offset for page in pages])
         self._pages[slot] += pages
         for page in pages:
             self._num_in_slots += page.num_slots == 0
             page.num_slots += 1
 
     def _set_entries(self, slot: int, start: int, offsets: Sequence[int]) -> None:
-        self._host_table[slot, start : start + len(offsets)] = offsets
-        first = slot * self._host_table.shape[1] + start
-        self._changed.update(range(first, first + len(offsets)))
+        self._changed.update(enumerate(offsets, slot * self._row_size + start))
 
     def allocate(self, wave: Sequence[RunningRequest]) -> None:
         """Also reserves the pages of the prompts, and copies the last pages of cached prefixes, all at once."""
@@ -297,11 +311,14 @@ class CudaKVCache(KVCache):
 
     def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
         full, rest = divmod(num_tokens, PAGE_TOKENS)
+        shared = list(entry.kv[:full])
         for slot in slots:
-            self._append(slot, entry.kv[:full])
             if rest:
-                self._append(slot, [self.pool.take()])
-                self._copies.append((entry.kv[full], self._pages[slot][full]))
+                page = self.pool.take()
+                self._append(slot, [*shared, page])
+                self._copies.append((entry.kv[full], page))
+            else:
+                self._append(slot, shared)
 
     def release(self, slot: int) -> None:
         pages, self._pages[slot] = self._pages[slot], []
@@ -323,9 +340,8 @@ class CudaKVCache(KVCache):
         """Update the table on the device."""
         if not self._changed:
             return
-        index = np.fromiter(self._changed, dtype=np.int64, count=len(self._changed))
-        numbers = torch.from_numpy(np.stack([index, self._host_table.ravel()[index]]))
-        indices, offsets = to_device(numbers, self.device)
+        numbers = np.array([list(self._changed), list(self._changed.values())], dtype=np.int64)
+        indices, offsets = to_device(torch.from_numpy(numbers), self.device)
         self.table.view(-1).index_copy_(0, indices, offsets)
         self._changed.clear()
 

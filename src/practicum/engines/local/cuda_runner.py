@@ -19,6 +19,7 @@ from torch import Tensor
 
 from practicum.engines.local.constrained_steps import ConstrainedSteps
 from practicum.engines.local.cuda_kv_cache import CudaKVCache
+from practicum.engines.local.host_copies import HostCopies
 from practicum.engines.local.kv_cache import KVCache
 from practicum.engines.local.runner import (
     DecodedTokens,
@@ -30,9 +31,8 @@ from practicum.engines.local.runner import (
     any_constrained,
     any_filtered,
     any_top_logprobs,
-    filtered_logits,
-    sample,
 )
+from practicum.engines.local.sampling import filtered_logits, sample
 from practicum.engines.local.sampling_mask_buffers import KeptBuffers, append_kept
 from practicum.engines.local.shared_prefix import SharedPrefixGroups
 from practicum.engines.local.token_masks import masked_logits
@@ -111,9 +111,7 @@ class CudaRunner:
         self._stream: Any = high_priority_stream(device) if self.capturing else None
         self._capture_stream: Any = high_priority_stream(device) if self.capturing else None
         self._pending: deque[PendingDecode] = deque()
-        self._host_results = [torch.zeros_like(self.results, device="cpu", pin_memory=self.capturing) for _ in "123"]
-        """Results are read in order and at most two calls are pending: a buffer is free again when its turn comes."""
-        self._num_decodes = 0
+        self.host_results = HostCopies(self.results, self.capturing)
         self._constrained: ConstrainedSteps | None = None
         self._uses_min_p = False
         self.kept: KeptBuffers | None = None
@@ -310,9 +308,7 @@ class CudaRunner:
             self._decode_graphs[key].replay()
         else:
             self._decode_steps(*key)
-        results = self._host_results[self._num_decodes % len(self._host_results)]
-        self._num_decodes += 1
-        results[:num_rows].copy_(self.results[:num_rows], non_blocking=True)
+        results = self.host_results.copy_to_host(num_rows)
         copy = None if kept is None else kept.copy_to_host(num_rows)
         top_copy = None if top is None else top.copy_to_host(num_rows)
         self._pending.append(PendingDecode(running, results, record_event(self.device), copy, top_copy))

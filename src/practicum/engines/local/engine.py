@@ -24,7 +24,6 @@ from torch import nn
 
 from practicum.chat.grammar import GrammarMatcher
 from practicum.chat.renderer import Renderer
-from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import MAX_TOP_LOGPROBS, Generation, Request, SampledToken, Weights
 from practicum.engines.local.adapters import AdapterEngine, NamedAdapters
 from practicum.engines.local.cuda_kv_cache import free_bytes
@@ -35,6 +34,7 @@ from practicum.engines.local.kv_cache import (
     KVCacheFull,
     PrefixCache,
     PrefixMatch,
+    PromptHashes,
     block_hashes,
 )
 from practicum.engines.local.runner import (
@@ -48,10 +48,13 @@ from practicum.engines.local.runner import (
     RunningRequest,
     Signal,
     StopStrings,
+    UnansweredRequests,
     Wave,
     append_tokens,
     failed_step,
     notify_all,
+    notify_queued,
+    requeue,
     resolve,
     resolve_all,
     runner_for,
@@ -60,8 +63,9 @@ from practicum.engines.local.stats import EngineStats
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import BASE, MultiLoRA, read_adapter
-from practicum.trajectory import ActionSource, StopReason
+from practicum.trajectory import StopReason
 from practicum.utils.concurrency import RequestGate
+from practicum.utils.garbage_collection import freeze_gc
 
 CPU_PIECE_TOKENS, GPU_PIECE_TOKENS = 512, 16384
 """Tokens of a long prompt that are computed between two decode steps of other requests."""
@@ -131,11 +135,13 @@ class LocalEngine:
         self._admitting: list[RunningRequest] = []
         """Requests that no longer wait and do not decode yet."""
         self.waiting: deque[RunningRequest] = deque()
+        self._unanswered = UnansweredRequests()
         self._inbox: queue.SimpleQueue[RunningRequest | AdapterChange | Signal | int] = queue.SimpleQueue()
         """Requests, adapter changes, signals and new policy versions, processed in this order."""
         self._ended_sessions: deque[str] = deque()
         self._ended_sessions_lock = threading.Lock()
         self._stop_strings = StopStrings(renderer.tokenizer)
+        self._prompt_hashes = PromptHashes()
         self.gate = RequestGate()
         self._thread: threading.Thread | None = None
         self._failure: str | None = None
@@ -168,7 +174,7 @@ class LocalEngine:
             raise EngineError("the prompt is empty")
         if len(request.ids) >= context:
             raise ContextFull(f"the prompt has {len(request.ids)} tokens; the model's window is {context}")
-        if any(len(text) > STOP_WINDOW for text in request.sampling.stop):
+        if request.sampling.stop and any(len(text) > STOP_WINDOW for text in request.sampling.stop):
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.adapter != BASE:
             self._named_adapters().check(request.adapter)
@@ -178,12 +184,14 @@ class LocalEngine:
         loop = asyncio.get_running_loop()
         running = RunningRequest(request, loop.create_future(), loop, list(request.ids), max_new_tokens)
         if request.adapter == BASE:  # else they depend on the version, which is known when the request is received
-            running.hashes = block_hashes(request.ids[:-1])
+            running.hashes = self._prompt_hashes.of(request.ids)
         if request.response_format is not None:
             running.matcher = await self.make_matcher(request.response_format)
-        async with self.gate.request():
-            self._send(running)
-            return await running.future
+        await self.gate.enter()
+        try:
+            return await self._unanswered.answer(running, self._send)
+        finally:
+            self.gate.leave()
 
     async def make_matcher(self, response_format: Mapping[str, Any]) -> GrammarMatcher:
         """The grammar of a reply; one that is new is compiled beside the event loop."""
@@ -281,6 +289,8 @@ class LocalEngine:
     # -- the engine's thread -----------------------------------------------------------------
 
     def _run(self) -> None:
+        if self.runner.asynchronous:  # a collection of all modules takes longer than many steps, and the GPU waits
+            freeze_gc(self)
         try:
             with torch.inference_mode(), self.runner.stream():
                 while self._receive():
@@ -419,13 +429,14 @@ class LocalEngine:
     def _match(self, one: RunningRequest) -> PrefixMatch:
         """What is cached of a prompt, or what was computed of it in pieces."""
         request = one.request
-        match = self.prefixes.match(tuple(request.ids[:-1]), request.session, one.adapter_key, one.hashes)
+        match = self.prefixes.match(request.ids[:-1], request.session, one.adapter_key, one.hashes)
         if one.computed is not None and len(one.computed.ids) > match.length:
             return PrefixMatch(one.computed, len(one.computed.ids))
         return match
 
     def _start(self, wave: list[RunningRequest]) -> None:
         """Give requests their slots, copy what is cached, compute the rest of their prompts."""
+        notify_queued(wave, False)
         self.runner.grow(max(len(one.ids) + one.max_new_tokens for one in wave))
         begun = time.perf_counter()
         self.kv_cache.allocate(wave)
@@ -478,9 +489,9 @@ class LocalEngine:
         if len(failed) == 1 and not waits:
             resolve(failed[0], failed_step(error))
             failed = []
-        for one in reversed(failed):
+        for one in failed:
             one.alone = not waits
-            self.waiting.appendleft(one)
+        requeue(self.waiting, failed)
         return not waits
 
     def _decode_or_retry(self) -> None:
@@ -502,14 +513,13 @@ class LocalEngine:
                 failed[0].finished = True
                 resolve(failed[0], failed_step(error))
                 return
-            for one in reversed(failed):
-                self.waiting.appendleft(one.restarted())
+            requeue(self.waiting, [one.restarted() for one in failed])
 
     def _preempt(self) -> None:
         """Let the request that came last wait again, so that the others have its room."""
         one = max(self._running, key=lambda running: running.admitted)
         self._leave_batch(one)
-        self.waiting.appendleft(one.restarted())
+        requeue(self.waiting, [one.restarted()])
         self.stats.preempted += 1
 
     def _leave_batch(self, one: RunningRequest) -> None:
@@ -543,15 +553,16 @@ class LocalEngine:
         for one, ids, logprobs, may_end in tokens:
             if one.finished:
                 continue
-            one.first_token_time = one.first_token_time or now
+            if one.first_token_time is None:
+                one.first_token_time = now
             reason, start = None, len(one.new_ids)
-            if may_end or one.per_token or len(one.new_ids) + len(ids) >= one.max_new_tokens:
+            if may_end or one.per_token or start + len(ids) >= one.max_new_tokens:
                 reason = append_tokens(one, ids, logprobs, self.renderer.end_ids, self._stop_strings)
             else:
                 one.new_ids += ids
                 one.ids += ids
                 one.logprobs += logprobs
-            if one.request.on_tokens is not None:
+            if one.per_token and one.request.on_tokens is not None:
                 start = max(start, one.num_streamed)  # a request that was begun anew repeats its tokens
                 one.num_streamed = max(start, len(one.new_ids))
                 if len(one.new_ids) > start:
@@ -581,17 +592,4 @@ class LocalEngine:
         if one.matcher is not None and one.matcher.error:
             results.append((one, EngineError(f"the response format could not be followed: {one.matcher.error}")))
             return
-        version = None if one.adapter is None else one.adapter.number
-        result = Generation(
-            ids=tuple(one.new_ids),
-            logprobs=tuple(one.logprobs),
-            stop_reason=reason,
-            policy_version=self.prefixes.version if version is None else version,
-            source=ActionSource.POLICY,
-            prompt_cached=one.prompt_end - one.num_computed,
-            top_logprobs=tuple(one.top_logprobs[: len(one.new_ids)]),
-            response_format=request.response_format,
-            kept=encode_kept(one.kept[: len(one.new_ids)]) if one.records_kept else None,
-            first_token_time=one.first_token_time,
-        )
-        results.append((one, result))
+        results.append((one, one.generation(reason, self.prefixes.version)))

@@ -75,8 +75,8 @@ class PrefixCache:
         self._num_holders: dict[int, int] = {}
         """The number of entries that have a page, by its id."""
         self._entries: OrderedDict[int, CachedPrefix] = OrderedDict()
-        self._by_hash: dict[int, dict[CachedPrefix, None]] = {}
-        """The entries that begin with these blocks, the newest last."""
+        self._by_hash: dict[int, CachedPrefix | dict[CachedPrefix, None]] = {}
+        """The entries that begin with these blocks, the newest last; mostly there is one."""
         self._by_session: dict[str, CachedPrefix] = {}
 
     def __len__(self) -> int:
@@ -115,7 +115,7 @@ class PrefixCache:
             holders = self._by_hash.get(key)
             if holders is None:
                 break
-            best = next(reversed(holders))
+            best = holders if isinstance(holders, CachedPrefix) else next(reversed(holders))
         length = _common_length(ids, best.ids) if best is not None else 0
         own = self._by_session.get(session) if session else None
         if own is not None and own is not best and own.adapter == adapter:
@@ -144,7 +144,11 @@ class PrefixCache:
         self._entries[id(entry)] = entry
         self._hold(entry)
         for key in entry.hashes:
-            self._by_hash.setdefault(key, {})[entry] = None
+            holders = self._by_hash.setdefault(key, entry)
+            if isinstance(holders, dict):
+                holders[entry] = None
+            elif holders is not entry:
+                self._by_hash[key] = {holders: None, entry: None}
         if session:
             self._by_session[session] = entry
         while self.bytes > self.max_bytes:
@@ -189,8 +193,9 @@ class PrefixCache:
         self._drop(entry)
         for key in entry.hashes:
             holders = self._by_hash[key]
-            del holders[entry]
-            if not holders:
+            if isinstance(holders, dict):
+                del holders[entry]
+            if not holders or holders is entry:
                 del self._by_hash[key]
         if self._by_session.get(entry.session) is entry:
             del self._by_session[entry.session]
@@ -199,6 +204,8 @@ class PrefixCache:
 def _common_length(first: tuple[int, ...], second: tuple[int, ...]) -> int:
     """The number of ids that two runs begin with in common."""
     shorter = min(len(first), len(second))
+    if first == second:  # samples of one prompt
+        return shorter
     if first[:shorter] == second[:shorter]:  # nearly always: the hashes have matched
         return shorter
     return next(compress(count(), map(ne, first, second)), shorter)
@@ -212,6 +219,21 @@ def block_hashes(ids: Sequence[int], adapter: str = "", first_hashes: Sequence[i
         running = hash((running, *ids[start : start + BLOCK_TOKENS]))
         hashes.append(running)
     return hashes
+
+
+class PromptHashes:
+    """The hashes of prompts' blocks; samples of one prompt that come one after the other have one list."""
+
+    def __init__(self) -> None:
+        self._last: tuple[tuple[int, ...], list[int]] = ((), [])
+
+    def of(self, ids: tuple[int, ...]) -> list[int]:
+        """The hashes of all blocks but the last token's, which is fed by the first decode step."""
+        last_ids, hashes = self._last
+        if ids != last_ids:
+            hashes = block_hashes(ids[:-1])
+            self._last = ids, hashes
+        return hashes
 
 
 KEY_BUCKET = 128

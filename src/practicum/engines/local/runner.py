@@ -5,10 +5,6 @@ a `KVCache`. There is one for a CPU (`CpuRunner`) and one for a CUDA GPU (`CudaR
 per slot besides keys and values: the next token's input and how to sample. `append_tokens` says where a reply ends,
 `Wave` which waiting requests have their prompts computed together, and `resolve_all` and `notify_all` hand results and
 new tokens to the event loops.
-
-Sampling takes one uniform number per token, drawn from the request's own seed. The numbers that a request gets depend
-on its seed and the token's position alone, never on which other requests share the batch, so the same request gives
-the same reply in any batch.
 """
 
 from __future__ import annotations
@@ -16,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import enum
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -29,14 +26,15 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from practicum.chat.grammar import GrammarMatcher
+from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import Generation, Request, SampledToken, TopLogprobs
 from practicum.engines.local.adapters import AdapterVersion
 from practicum.engines.local.kv_cache import BLOCK_TOKENS, NO_MATCH, CachedPrefix, KVCache, PrefixKV, PrefixMatch
 from practicum.errors import EngineError
-from practicum.models.decoder import Decoder, token_logprobs
+from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA
-from practicum.trajectory import StopReason
-from practicum.utils.splitmix64 import GOLDEN_GAMMA, MIX_1, MIX_2
+from practicum.trajectory import ActionSource, StopReason
+from practicum.utils.concurrency import QueuedWait, queued_wait
 
 STOP_WINDOW = 24
 """Tokens decoded to look for a stop string; longer strings are refused."""
@@ -104,7 +102,7 @@ def _stop_reason(running: RunningRequest, end_ids: Sequence[int], stops: StopStr
     return None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class RunningRequest:
     """One request with its tokens so far and its place in the batch and the KV cache."""
 
@@ -157,6 +155,8 @@ class RunningRequest:
     """The grammar of a reply that must have a response format."""
     first_token_time: float | None = None
     """When the first token was there (`time.monotonic`)."""
+    wait: QueuedWait | None = field(default_factory=queued_wait)
+    """The caller's wait, whose deadline is paused while the request is in the engine's queue."""
     per_token: bool = field(init=False)
     """Whether each token must be looked at alone, for a stop string or a listener."""
     is_filtered: bool = field(init=False)
@@ -168,6 +168,22 @@ class RunningRequest:
         new = zip(self.new_ids[start:], self.logprobs[start:], top, strict=False)
         return [SampledToken(token, logprob, most) for token, logprob, most in new]
 
+    def generation(self, reason: StopReason, version: int) -> Generation:
+        """The reply, which has ended for a reason. `version`: the engine's; that of an adapter goes before it."""
+        own_version = None if self.adapter is None else self.adapter.number
+        return Generation(
+            ids=tuple(self.new_ids),
+            logprobs=tuple(self.logprobs),
+            stop_reason=reason,
+            policy_version=version if own_version is None else own_version,
+            source=ActionSource.POLICY,
+            prompt_cached=self.prompt_end - self.num_computed,
+            top_logprobs=tuple(self.top_logprobs[: len(self.new_ids)]),
+            response_format=self.request.response_format,
+            kept=encode_kept(self.kept[: len(self.new_ids)]) if self.records_kept else None,
+            first_token_time=self.first_token_time,
+        )
+
     def restarted(self) -> RunningRequest:
         """A copy of the request that starts over. Its tokens depend on its seed alone: they will be the same again.
 
@@ -176,7 +192,7 @@ class RunningRequest:
         self.finished = True
         copy = RunningRequest(self.request, self.future, self.loop, list(self.request.ids), self.max_new_tokens)
         copy.hashes, copy.adapter, copy.alone = self.hashes, self.adapter, self.alone
-        copy.num_streamed, copy.first_token_time = self.num_streamed, self.first_token_time
+        copy.num_streamed, copy.first_token_time, copy.wait = self.num_streamed, self.first_token_time, self.wait
         if self.matcher is not None and self.request.response_format is not None:
             copy.matcher = self.matcher.grammars.matcher(self.request.response_format)
         return copy
@@ -320,72 +336,49 @@ def _call_listeners(streamed: Sequence[tuple[RunningRequest, list[SampledToken]]
             one.request.on_tokens(tokens)
 
 
-def uniforms(seeds: Sequence[int], count: int) -> Tensor:
-    """`count` numbers in [0, 1) for each seed (splitmix64 over a counter) [seeds, count]."""
-    starts = torch.tensor([seed & (2**63 - 1) for seed in seeds], dtype=torch.int64)
-    state = torch.arange(1, count + 1, dtype=torch.int64) * GOLDEN_GAMMA + starts[:, None]
-    state = (state ^ _shift_right(state, 30)) * MIX_1
-    state = (state ^ _shift_right(state, 27)) * MIX_2
-    state = state ^ _shift_right(state, 31)
-    return _shift_right(state, 11).double().mul(2.0**-53).float().clamp(max=1 - 2**-24)
+def notify_queued(requests: Sequence[RunningRequest], is_queued: bool) -> None:
+    """Tell the callers of requests whether these are in the queue from here on, waking each event loop once."""
+    waits = [(one.loop, one.wait) for one in requests if one.wait is not None]
+    for loop in dict.fromkeys(loop for loop, _ in waits):
+        with contextlib.suppress(RuntimeError):  # nobody waits on a loop that is closed
+            loop.call_soon_threadsafe(_set_queued, [wait for own, wait in waits if own is loop], is_queued)
 
 
-def _shift_right(x: Tensor, bits: int) -> Tensor:
-    """A logical shift: the sign bit moves like the others."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
+def _set_queued(waits: Sequence[QueuedWait], is_queued: bool) -> None:
+    for wait in waits:
+        wait.set_queued(is_queued)
 
 
-def sample(logits: Tensor, uniform: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Ids [B] and their log-probs [B] from logits [B, V] and uniform numbers [B].
-
-    Rows with temperature 0 are greedy and report the log-prob at temperature 1. Tokens with a logit of -inf are not
-    sampled: the log-prob is that of the distribution over the others.
-    """
-    greedy = temperature <= 0
-    divisor = torch.where(greedy, 1.0, temperature)[:, None]
-    scaled = logits.float() / divisor
-    cumulative = scaled.softmax(-1).cumsum(-1)
-    sampled = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)[:, 0]
-    ids = sampled.clamp_(max=logits.shape[-1] - 1)
-    if logits.is_cuda or bool(greedy.any()):  # on a GPU the question itself would make the host wait
-        ids = torch.where(greedy, logits.argmax(-1), ids)
-    return ids, token_logprobs(scaled, ids)
+def requeue(waiting: deque[RunningRequest], requests: Sequence[RunningRequest]) -> None:
+    """Let requests that were admitted wait again, before all others."""
+    waiting.extendleft(reversed(requests))
+    notify_queued(requests, True)
 
 
-def most_likely(count: int, logits: Tensor, temperature: Tensor) -> list[TopLogprobs]:
-    """The `count` most likely tokens of each row of logits [B, V], in the distribution that `sample` draws from."""
-    values, ids = top_logprobs_of(min(count, logits.shape[-1]), logits, temperature)
-    rows = zip(ids.tolist(), values.tolist(), strict=True)
-    return [tuple((i, v) for i, v in zip(*row, strict=True) if v > -torch.inf) for row in rows]
+class UnansweredRequests:
+    """Requests whose callers wait. While a request is in the queue, its caller's deadline is paused."""
 
+    def __init__(self) -> None:
+        self._requests: set[RunningRequest] = set()
 
-def top_logprobs_of(count: int, logits: Tensor, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """The log-probs [B, count] and ids [B, count] of the most likely tokens, at a temperature [B]."""
-    scaled = logits.float() / torch.where(temperature <= 0, 1.0, temperature)[:, None]
-    values, ids = scaled.log_softmax(-1).topk(count, dim=-1)
-    return values, ids
-
-
-def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Logits [B, V] with -inf for the tokens that top-k, top-p or min-p leave out at a temperature [B]."""
-    divisor = torch.where(temperature <= 0, 1.0, temperature)[:, None]
-    return filter_logits(logits.float() / divisor, top_k, top_p, min_p) * divisor
-
-
-def filter_logits(scaled: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Logits [B, V] with -inf outside of the k most likely, of the p nucleus, or below min_p times the highest.
-
-    All three refer to the probabilities before any of them is applied; 0, 1 and 0 turn them off. The most likely token
-    is always left, also where top_p is too small for a float32.
-    """
-    ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
-    rank = torch.arange(scaled.shape[-1], device=scaled.device)[None]
-    keep = (rank < top_k[:, None]) | (top_k[:, None] <= 0)
-    probabilities = ordered.softmax(-1)
-    before = probabilities.cumsum(-1) - probabilities  # probability of everything more likely
-    keep &= (before < top_p[:, None]) | (top_p[:, None] >= 1) | (rank == 0)
-    keep &= (probabilities >= min_p[:, None] * probabilities[:, :1]) | (min_p[:, None] <= 0)
-    return torch.full_like(scaled, -torch.inf).scatter(-1, order, ordered.masked_fill(~keep, -torch.inf))
+    async def answer(self, one: RunningRequest, send: Callable[[RunningRequest], None]) -> Generation:
+        """Put a request into the queue and wait for its reply."""
+        if one.wait is None:
+            send(one)
+            return await one.future
+        one.wait.set_queued(True)
+        self._requests.add(one)
+        try:
+            send(one)
+            return await one.future
+        except asyncio.CancelledError:
+            # Perhaps its time ran out because the engine's thread hangs. Those in the queue must not wait for ever
+            # then: their time counts from here on.
+            notify_queued(list(self._requests), False)
+            raise
+        finally:
+            self._requests.discard(one)
+            one.wait.end()
 
 
 class SlotState:

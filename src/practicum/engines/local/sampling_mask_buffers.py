@@ -8,35 +8,25 @@ import torch
 from torch import Tensor
 
 from practicum.chat.sampling_mask import mask_ids
+from practicum.engines.local.host_copies import HostCopies
 from practicum.engines.local.runner import RunningRequest
 
-NUM_HOST_BUFFERS = 3
-"""Results are read in order and at most two calls are pending: a buffer is free again when its turn comes."""
 
-
-class KeptBuffers:
-    """Masks [slots, steps, words] on the device, which captured graphs write, and copies of them on the host."""
+class KeptBuffers(HostCopies):
+    """Masks [slots, steps, words]."""
 
     def __init__(self, num_slots: int, num_steps: int, vocabulary: int, device: torch.device, pinned: bool) -> None:
-        self.masks = torch.zeros(num_slots, num_steps, -(-vocabulary // 32), dtype=torch.int32, device=device)
+        masks = torch.zeros(num_slots, num_steps, -(-vocabulary // 32), dtype=torch.int32, device=device)
+        super().__init__(masks, pinned)
         self._bits = torch.tensor([1 << bit for bit in range(32)], dtype=torch.int64, device=device)
-        self._hosts = [torch.zeros_like(self.masks, device="cpu", pin_memory=pinned) for _ in range(NUM_HOST_BUFFERS)]
-        self._num_copies = 0
 
     def write(self, logits: Tensor, step: int) -> None:
         """Store which tokens of each row have a logit [W, V] above -inf."""
         rows, size = logits.shape
-        kept = torch.zeros(rows, 32 * self.masks.shape[2], dtype=torch.int64, device=logits.device)
+        kept = torch.zeros(rows, 32 * self.tensor.shape[2], dtype=torch.int64, device=logits.device)
         kept[:, :size] = logits > -torch.inf
         words = (kept.view(rows, -1, 32) * self._bits).sum(-1)
-        self.masks[:rows, step] = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
-
-    def copy_to_host(self, num_rows: int) -> Tensor:
-        """Start to copy the masks of the first rows to the host: where they will be."""
-        host = self._hosts[self._num_copies % NUM_HOST_BUFFERS]
-        self._num_copies += 1
-        host[:num_rows].copy_(self.masks[:num_rows], non_blocking=True)
-        return host
+        self.tensor[:rows, step] = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
 
 
 def append_kept(running: Sequence[RunningRequest], masks: Tensor) -> None:

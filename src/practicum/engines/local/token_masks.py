@@ -1,7 +1,7 @@
 """Masks of the tokens that a batch's requests may sample next, for those whose replies must have a response format.
 
-The masks of a step are computed by a thread of their own while the model computes the step's logits: they depend on the
-tokens before it only.
+On a CPU the masks of a step are computed by a thread of their own while the model computes the step's logits: they
+depend on the tokens before it only. On a GPU the model's work is beside the host's anyway.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from practicum.chat.grammar import Grammars, WordArray, unpack_masks
+from practicum.chat.grammar import GrammarMatcher, Grammars, WordArray, unpack_masks
 from practicum.engines.local.runner import RunningRequest
 
 
@@ -39,6 +39,17 @@ class BatchMasks:
         if self._future is not None:  # it writes to the same rows
             with contextlib.suppress(Exception):
                 self._future.result()
+        matchers = self._restrict(running)
+        self._future = self._thread.submit(self.grammars.fill, matchers, self.masks) if matchers else None
+
+    def compute(self, running: Sequence[RunningRequest]) -> None:
+        """Compute the masks of a batch's next tokens in this thread: the model's work needs no thread of the host."""
+        matchers = self._restrict(running)
+        if matchers:
+            self.grammars.fill(matchers, self.masks)
+
+    def _restrict(self, running: Sequence[RunningRequest]) -> list[tuple[GrammarMatcher, int]]:
+        """The matchers whose masks are to be computed, with their rows; the other rows allow every token."""
         matchers = [
             (one.matcher, row)
             for row, one in enumerate(running)
@@ -48,7 +59,7 @@ class BatchMasks:
         for row in self._restricted - rows:
             self.masks[row] = -1
         self._restricted = rows
-        self._future = self._thread.submit(self.grammars.fill, matchers, self.masks) if matchers else None
+        return matchers
 
     def wait(self) -> list[int]:
         """Wait for the masks and return the rows that hold one, in order."""

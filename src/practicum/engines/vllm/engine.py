@@ -35,7 +35,7 @@ from practicum.environment import Message
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.trajectory import ActionSource
 from practicum.utils.arrays import FloatArray
-from practicum.utils.concurrency import in_thread
+from practicum.utils.concurrency import in_thread, in_thread_with_slots, slot
 
 
 class WeightUpdateError(EngineError, UserError):
@@ -113,7 +113,7 @@ class VLLMEngine:
         call = PendingCall()
         self._num_running += 1
         try:
-            return await in_thread(self._generate, request, call)
+            return await in_thread_with_slots(self._generate, request, call)
         except asyncio.CancelledError:
             call.abort()
             raise
@@ -122,7 +122,7 @@ class VLLMEngine:
 
     def _generate(self, request: Request, call: PendingCall) -> Generation:
         sampling, end_ids = request.sampling, self.renderer.end_ids
-        with self._slots:
+        with slot(self._slots):
             if call.aborted:
                 raise EngineError("the request was cancelled")
             self.client.restart_if_dead(self._restore)

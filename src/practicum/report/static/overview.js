@@ -63,6 +63,11 @@ function fillRun(card, run) {
   const found = [];
   const rated = run.table.filter((line) => !line.kept && isNumber(line.success_rate) && line.part !== 'validation').pop();
   if (rated) found.push(fact(rated.part ? shortLabel(rated.label, run.name) : 'success', percent(rated.success_rate) + (isNumber(rated.success_low) ? ` ${interval(rated.success_low, rated.success_high)}` : '')));
+  // They stay two cards: one model may have several evaluations, with other tasks and settings.
+  const training = trainingOf(run);
+  if (training) found.push(fact('evaluation of', training.name));
+  const evaluations = state.runs.filter((other) => trainingOf(other) === run);
+  if (evaluations.length) found.push(fact('evaluated in', evaluations.map((other) => other.name).join(', ')));
   // The last stage's step: that of an earlier one says nothing about this.
   const newest = STAGES.map(([stage]) => run.curves.filter((curve) => stageOf(curve) === stage)).filter((curves) => curves.length && stageOf(curves[0]) !== 'other').pop() || run.curves;
   const step = Math.max(0, ...newest.map((curve) => curve.step));
@@ -88,6 +93,13 @@ function fillRun(card, run) {
   const bar = card.querySelector('.progress');
   bar.hidden = !run.planned || !run.curves.length;
   bar.firstChild.style.width = `${Math.min(100, 100 * step / (run.planned || 1))}%`;
+}
+// The training in this page whose model a run is an evaluation of: by the folders' names, which may begin elsewhere.
+function trainingOf(run) {
+  const parts = (path) => path.replace(/\/(model|last)$/, '').split('/').filter((part) => part && part !== '.').reverse();
+  const agree = ([a, b]) => { const [short, long] = a.length < b.length ? [a, b] : [b, a]; return short.every((part, place) => part === long[place]) ? short.length : 0; };
+  const found = run.policy ? state.runs.filter((other) => other.kind === 'training').map((other) => [agree([parts(run.policy), parts(other.folder)]), other]) : [];
+  return found.filter(([length]) => length).sort(([a], [b]) => b - a).map(([, other]) => other)[0];
 }
 // What a run is doing: finished, how long it will take at the pace seen here, or for how long nothing has changed.
 function paceText(run, step, ago) {
@@ -206,8 +218,11 @@ function comparisonSection() {
   if (!shown.length) return null;
   const most = Math.max(...shown.filter((found) => found.changes.length).map(({changes: [{difference, low, high}]}) => Math.max(...[difference, low, high].filter(isNumber).map(Math.abs))), 0);
   const reach = [0.05, 0.1, 0.25, 0.5].find((one) => most <= one) || 1;
+  // p-values do not depend on the baseline: pairs that another choice would list count too.
+  const count = shown[0].comparisons;
+  const corrected = count > 1 ? `; p-values are corrected (Holm) over all ${plural(count, 'pair')} that can be compared here${count > shown.length ? `, of which ${shown.length} are listed` : ''}` : '';
   return el('section', {'aria-label': 'Comparison', id: 'comparison'}, el('div', {class: 'section-head'}, el('h2', {}, 'Comparison'),
-    el('span', {class: 'soft small'}, 'Paired, on the same tasks; several comparisons are corrected for (Holm). A row opens all figures.'), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
+    el('span', {class: 'soft small'}, `Paired, on the same tasks${corrected}. A row opens all figures.`), el('a', {href: '#/compare', class: 'small'}, 'task by task')),
     el('div', {class: 'card verdicts-card', tabindex: '0'}, el('div', {class: 'verdict-head'}, el('span', {}), apartAxis(reach)), shown.map((found) => verdict(found, reach))));
 }
 

@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -38,6 +39,8 @@ GRACE_SECONDS = 10.0
 MAX_FAILURES = 3
 """Failures in a row without a new step, after which the run stops."""
 STDERR_LINES = 40
+C_FRAME = re.compile(rb"\[0x[0-9a-f]+\]|^frame #\d")
+"""A line of a stack trace of C code, of which errors of torch have a hundred behind the message."""
 MODULE = "practicum.training.cluster.rank_process"
 
 
@@ -75,7 +78,8 @@ class RankActor:
 
         async def read_stderr(stream: asyncio.StreamReader) -> None:
             async for line in stream:
-                self._stderr.append(line.decode(errors="replace"))
+                if not C_FRAME.search(line):
+                    self._stderr.append(line.decode(errors="replace"))
 
         errors = asyncio.create_task(read_stderr(process.stderr))
         async for line in process.stdout:
@@ -293,14 +297,19 @@ class RankSupervisor:
 
 
 def _cause(endings: list[Ending]) -> Ending:
-    """The ending that made the others fail, if it is one to start again from; raise where it is not."""
+    """The ending that made the others fail, if it is one to start again from; raise where it is not.
+
+    Where a rank was ended from outside, whatever the others fail with may come from that.
+    """
     for ending in endings:
         if ending.failure is not None and ending.failure[0] == "user_error":
             raise UserError(ending.failure[1])
+    if lost := [ending for ending in endings if ending.died]:
+        return lost[0]
     for ending in endings:
-        if not ending.died and ending.code not in (0, INTERRUPTED) and ending.failure is None:
+        if ending.code not in (0, INTERRUPTED) and ending.failure is None:
             raise RuntimeError(f"Rank {ending.rank} failed:\n{ending.stderr}")
-    return min((ending for ending in endings if ending.code != 0), key=lambda ending: not ending.died)
+    return next(ending for ending in endings if ending.code != 0)
 
 
 def make_job(command: str, resolved: Resolved[Any], model_folder: str | Path | None) -> RankJob:
