@@ -105,7 +105,7 @@ class VLLMPeer:
         arguments = arguments | {
             "model": str(self.model), "load_format": "dummy", "dtype": "bfloat16", "skip_tokenizer_init": True,
             "enable_prefix_caching": False, "max_model_len": 2048, "generation_config": "vllm",
-            "max_num_seqs": 1024, "gpu_memory_utilization": 0.3, "kv_cache_memory_bytes": KV_GIB[self.name] << 30,
+            "max_num_seqs": 1024, "gpu_memory_utilization": 0.1, "kv_cache_memory_bytes": KV_GIB[self.name] << 30,
         }  # fmt: skip
         variables = {"VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "HF_HUB_OFFLINE": "1"}
         read, write = os.pipe()
@@ -154,7 +154,7 @@ class VLLMPeer:
             return self.process is None
         if answer is not None:
             self.info = answer | {"settings": ATTEMPTS[self.attempt][0]}
-        elif time.monotonic() > self.deadline:
+        elif time.monotonic() > self.deadline or self.process.poll() is not None:
             self.start_next()
         return bool(self.info) or self.process is None
 
