@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import subprocess
@@ -22,6 +23,20 @@ packed = gpu_training.pack(folder / "math", folder / "packed")
 gpu_training.MAX_PACK_BYTES = 100
 parts = gpu_training.pack(folder / "math", folder / "parts")
 results["packed"] = [[str(file) for file in files] for files in (packed, parts)]
+"""
+FAKE_VLLM = """
+import os
+from types import SimpleNamespace
+__version__ = "0"
+class SamplingParams(SimpleNamespace):
+    pass
+class LLM:
+    def __init__(self, **arguments):
+        if os.environ.get("VLLM_ENABLE_V1_MULTIPROCESSING") != "0":
+            raise RuntimeError("no such kernel")
+    def generate(self, prompts, sampling, use_tqdm):
+        reply = SimpleNamespace(token_ids=[1] * sampling.max_tokens, logprobs=[{}] * sampling.max_tokens)
+        return [SimpleNamespace(outputs=[reply]) for _ in prompts[:4]]
 """
 PROFILE = """
 import asyncio, threading, time
@@ -122,3 +137,27 @@ def test_each_affine_environment_has_a_pipeline_of_its_own_and_the_best_weights_
     assert weight == 2.0
     assert record["best_step"] == 2
     assert record["validations"] == [[0, 0.2], [1, 0.1], [2, 0.6], [4, 0.5]]
+
+
+def test_vllm_is_started_again_with_less_and_runs_by_turns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a package of vLLM's name whose engine starts in the second attempt only."""
+    (tmp_path / "vllm.py").write_text(FAKE_VLLM)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    gpu_vllm, common, clock = map(importlib.import_module, ("gpu_vllm", "gpu_legs.common", "gpu_legs.clock"))
+    monkeypatch.setattr(gpu_vllm, "TINY_CELLS", ((4, 20, 8), (6, 20, 8)))
+    monkeypatch.setitem(gpu_vllm.KV_GIB, "small", 1)
+    peer = gpu_vllm.VLLMPeer(sys.executable, "small", common.SMALL, tmp_path)
+    try:
+        gpu_vllm.wait_for_peers({"small": peer}, clock.Clock(1), 60)
+        assert peer.info["settings"] == gpu_vllm.ATTEMPTS[1][0]
+        shape = common.SMALL | {"model_type": "qwen2"}
+        gpu_vllm.measure_shape("small", shape, peer, common.TINY, tmp_path, clock.Clock(1))
+    finally:
+        peer.stop()
+    whole, cut = json.loads((tmp_path / "small.json").read_text())["cells"]
+    assert whole["cell"] == [4, 20, 8]
+    assert len(whole["seconds"]["vLLM"]) == 3 == len(whole["seconds"]["ours"])
+    assert whole["against vLLM"] == pytest.approx(whole["ours, tokens/s"] / whole["vLLM, tokens/s"])
+    assert "instead of 48 tokens" in cut["error"]  # of its six requests the engine answered four
+    assert "no such kernel" in (tmp_path / "small.txt").read_text()

