@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from practicum.config.health import HealthSettings
 from practicum.errors import UserError
+from practicum.training.monitor.change_points import fall_to_nothing, reversals
 from practicum.training.monitor.health import (
     ACT,
     WARN,
@@ -22,7 +23,6 @@ from practicum.training.monitor.health import (
     HealthMonitor,
     checked_values,
 )
-from practicum.training.monitor.change_points import fall_to_nothing, reversals
 from practicum.training.rollout_source import repetition
 
 Metrics = dict[str, float]

@@ -18,8 +18,8 @@ from practicum.config.fields import check_fields
 from practicum.config.health import HealthSettings
 from practicum.errors import UserError
 from practicum.evaluation.stats.trend import Trend, trend
-from practicum.training.monitor.loggers import MetricsFile
 from practicum.training.monitor.change_points import STEPS_SINCE, fall_from_best, fall_to_nothing, reversals
+from practicum.training.monitor.loggers import MetricsFile
 from practicum.trajectory import Outcome
 
 WARN, ACT = "warn", "act"
