@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import signal
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ GRACE_SECONDS = 10.0
 """Seconds in which the other ranks may end by themselves after one has failed."""
 MAX_FAILURES = 3
 """Failures in a row without a new step, after which the run stops."""
+RAY_FATAL = re.compile(r"^\[[-\d]+ [:,\d]+ C \d+ \d+\] ", re.MULTILINE)
+"""The line with which Ray ends a process, as where the node that it asks for has died and Ray has not noticed yet."""
 
 
 @dataclass
@@ -48,14 +51,18 @@ class Ending:
 
     @property
     def died(self) -> bool:
-        """Whether something ended it from outside."""
-        return self.code is None or self.code < 0
+        """Whether something ended it from outside: a signal, the end of its node, or Ray, whose node is gone."""
+        if self.code is None or self.code < 0:
+            return True
+        return self.failure is None and RAY_FATAL.search(self.stderr) is not None
 
     def describe(self) -> str:
         if self.code is None:
             return f"rank {self.rank} was lost with its node or its supervisor"
         if self.code < 0:
             return f"rank {self.rank} was killed by signal {-self.code}"
+        if self.died:
+            return f"rank {self.rank} was ended by Ray, which has lost its node"
         return f"rank {self.rank} ended ({(self.failure or ('', f'exit status {self.code}'))[1]})"
 
 
@@ -125,9 +132,8 @@ class RankSupervisor:
             step_before = self.last_step
             if failures >= MAX_FAILURES:
                 raise UserError(f"Ranks failed {failures} times without a new step ({cause.describe()}).")
-            self.log(
-                f"After step {self.last_step}, {cause.describe()}; all ranks start again from the last checkpoint."
-            )
+            when = f"After step {self.last_step}" if self.last_step else "Before the first step"
+            self.log(f"{when}, {cause.describe()}; all ranks start again from the last checkpoint.")
         raise AssertionError("unreachable")
 
     async def _run_once(self, host: str, port: int, attempt: int) -> list[Ending]:
