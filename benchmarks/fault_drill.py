@@ -1,7 +1,7 @@
 """Fault drill: train with ranks and rollout workers while processes are killed at random, then check the run.
 
     python benchmarks/fault_drill.py --minutes 30 [--nodes 2] [--out FOLDER]
-    python benchmarks/fault_drill.py --minutes 0 --estimator gae --steps 100    nothing is killed: two ranks, two workers
+    python benchmarks/fault_drill.py --minutes 0 --estimator gae --steps 100    two ranks, two workers, no kills
 
 Learner ranks, rollout workers and the supervisors of ranks are killed, one every `--every` seconds on average, and now
 and then the driver, whose command is started again. With `--nodes 2` there are two Ray nodes, each in a network
