@@ -91,8 +91,8 @@ def test_fixed_controller_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(("adaptiv", 0.1, 0.1, 1), "adaptive"), (("adaptive", 0.1, 0.1, 0), "horizon")]
+    ("arguments", "message"), [(("adaptiv", 0.1, 0.1, 1), "adaptive"), (("adaptive", 0.1, 0.1, 0), "horizon")]
 )
-def test_controllers_that_cannot_work(arguments: tuple[object, ...], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_controllers_that_cannot_work(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         RLSettings(kl_ctrl=Controller(*arguments))  # type: ignore[arg-type]

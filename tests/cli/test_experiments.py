@@ -125,14 +125,14 @@ def test_eval_of_one_mode(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["eval", "--mode", "lazy=null", "--env", "math", "--tasks", "3"]) == 0
     assert read_result(Path("results/lazy.json")).policy == "lazy"
     capsys.readouterr()
-    for arguments, says in [
+    for arguments, message in [
         (["--experiment", "abel"], "Did you mean 'able'?"),
         (["--mode", "managed"], "Environment 'math' has no option 'manager'"),
         (["--mode", "able", "--experiment", "idle"], "give one"),
         (["--config", "configs/experiments.yaml", "--env", "math"], "name one with --experiment"),
     ]:
         assert main(["eval", *arguments]) == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_collect_of_an_experiment(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

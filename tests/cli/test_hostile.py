@@ -67,13 +67,13 @@ def test_a_bad_episode(
     folder, out = tmp_path / "in", tmp_path / "out"
     shutil.copytree(sound, folder)
     path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
-    change, says = HARM[harm]
+    change, message = HARM[harm]
     path.write_bytes(change(path.read_bytes()))
     before = every_file(tmp_path)
     assert main(commands(folder, out)[command]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("practicum: ")]
     assert f"'{path}'" in line
-    assert says in line
+    assert message in line
     assert every_file(tmp_path) == before
 
 
@@ -87,8 +87,8 @@ def test_held_out_tasks_are_not_trained_on(
         if "-2__" in path.name or "-3__" in path.name:
             path.write_bytes(path.read_bytes().replace(b'"split":"train"', b'"split":"test"'))
     assert main(commands(folder, tmp_path / "out")[command]) == 0
-    says, key = "4 episodes of held-out tasks (test) are left out", "data.include_held_out=true"
-    assert (says if command == "train" else f"{says}; {key} takes them") in capsys.readouterr().out
+    message, key = "4 episodes of held-out tasks (test) are left out", "data.include_held_out=true"
+    assert (message if command == "train" else f"{message}; {key} takes them") in capsys.readouterr().out
     if command != "train":
         assert main([*commands(folder, tmp_path / "all")[command], key]) == 0
         assert "left out" not in capsys.readouterr().out
@@ -182,7 +182,7 @@ def row(**changed: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (row(chosen="  "), "line 2: 'chosen' must be a text that is not empty"),
         (row(rejected=7), "line 2: 'rejected' must be a text that is not empty"),
@@ -194,11 +194,11 @@ def row(**changed: Any) -> bytes:
         (row(prompt="x" * HUGE), "line 2 has more than 64 MiB"),
     ],
 )
-def test_bad_rows_of_pairs(line: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_rows_of_pairs(line: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "dpo.jsonl", tmp_path / "out"
     path.write_bytes(row() + line)
     assert main(["dpo", "--dataset_path", str(path), "--out", str(out), *PLAINLY]) == 2
-    assert f"'{path}', {says}" in capsys.readouterr().err
+    assert f"'{path}', {message}" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -210,7 +210,7 @@ def test_rows_whose_names_are_paths_train_and_write_in_their_folder(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b'[{"id": "a", "question": "\xff"}]', "is not UTF-8 text (byte 26)"),
         (b'[{"question": "What is 2 + 2?", "answer": 4}]', "task 0 lacks 'id' (it has: question, answer)"),
@@ -220,11 +220,11 @@ def test_rows_whose_names_are_paths_train_and_write_in_their_folder(tmp_path: Pa
     ],
     ids=["not UTF-8", "no id", "an empty id", "too deep", "a hundred megabytes"],
 )
-def test_bad_task_registries(data: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_task_registries(data: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "tasks.json", tmp_path / "out"
     path.write_bytes(data)
     assert main(["collect", "--env", "math", "--task_registry", str(path), "--out", str(out)]) == 2
     output = capsys.readouterr().err
     assert str(path) in output
-    assert says in output
+    assert message in output
     assert not out.exists()

@@ -97,11 +97,11 @@ def test_every_command_takes_what_sft_writes_by_default(
         assert main(command) == 0, (command, capsys.readouterr().err)
     trained = list(tmp_path.glob("practicum/*/model"))
     assert (trained[0] / "adapter_config.json").is_file()
-    for more, says in ((["--full"], "is an adapter"), (["--lora_r", "8"], "training.lora_r is for a new adapter")):
+    for more, message in ((["--full"], "is an adapter"), (["--lora_r", "8"], "training.lora_r is for a new adapter")):
         assert (
             main(["sft", "--episodes", str(demonstrations), "--model", sft, "--out", str(tmp_path / "x"), *more]) == 2
         )
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("adapter", [["--lora_r", "4"], ["--full"]])
@@ -173,7 +173,7 @@ def test_preferences_from_episodes(attempts: Path, tmp_path: Path, capsys: pytes
 
 def test_what_cannot_be_done_is_said(demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["sft", "--episodes", str(demonstrations), "--out", str(tmp_path / "x")]
-    for more, says in (
+    for more, message in (
         (["training.fp16=true"], "use training.bf16=true"),
         (["model.load_in_8bit=true"], "needs a CUDA GPU"),
         (["model.load_in_8bit=true", "model.load_in_4bit=true"], "exclude each other"),
@@ -182,7 +182,7 @@ def test_what_cannot_be_done_is_said(demonstrations: Path, tmp_path: Path, capsy
         (["--full", "model.adapter_path=somewhere"], "leave one of them out"),
     ):
         assert main([*base, *more]) == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main([*base, *SMALL, "--full", "--epochs", "1"]) == 0
     assert main([*base, *SMALL, "--full", "--epochs", "2"]) == 2
     assert "holds a run with training.num_epochs=1" in capsys.readouterr().err
@@ -316,7 +316,7 @@ def test_other_data_is_not_gone_on_with(
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         (["training.warmup_steps=5"], "training.warmup_ratio"),
         (["training.eval_steps=5"], "nothing to evaluate on"),
@@ -326,6 +326,6 @@ def test_other_data_is_not_gone_on_with(
         (["--dataset_path", "rows.jsonl", "data.include_held_out=true"], "rows do not say which split"),
     ],
 )
-def test_what_dpo_would_not_read_is_refused(more: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_dpo_would_not_read_is_refused(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dpo", *more, "--dry-run"]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

@@ -303,7 +303,7 @@ def squad_with(**change: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         (
             "gsm8k",
@@ -331,13 +331,13 @@ def squad_with(**change: Any) -> str:
         ("mbpp", json.dumps({**MBPP[0], "test_list": "assert"}), "line 1: 'test_list' must be a list"),
     ],
 )
-def test_bad_input_is_named_and_nothing_is_written(tmp_path: Path, name: str, content: str, says: str) -> None:
+def test_bad_input_is_named_and_nothing_is_written(tmp_path: Path, name: str, content: str, message: str) -> None:
     source, out = tmp_path / "in.json", tmp_path / "out"
     source.write_text(content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         command.run([name, str(source), str(out / "tasks.json")])
-    assert says in str(caught.value)
-    assert str(source) in str(caught.value)
+    assert message in str(exc_info.value)
+    assert str(source) in str(exc_info.value)
     assert not out.exists()
 
 

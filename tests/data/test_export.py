@@ -262,7 +262,7 @@ def test_rendered_prompts_are_what_the_policy_was_shown(tokenizer: PreTrainedTok
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (b'{"prompt": "p", "action": ""}', "line 2: 'action' must be a text that is not empty"),
         (b'{"prompt": "p", "action": 3}', "line 2: 'action' must be a text that is not empty"),
@@ -274,14 +274,14 @@ def test_rendered_prompts_are_what_the_policy_was_shown(tokenizer: PreTrainedTok
         (b'{"prompt": "' + b"p" * 5000 + b'"}', "line 2 has more than"),
     ],
 )
-def test_bad_rows_are_named(line: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_rows_are_named(line: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 4096 if b"ppp" in line else 2**20)
     path = tmp_path / "bc.jsonl"
     path.write_bytes(b'{"prompt": "p", "action": "a"}\n' + line + b"\n")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         jsonl.read_rows(path, ("prompt", "action"))
-    assert str(caught.value).startswith(f"'{path}', ")
-    assert says in str(caught.value)
+    assert str(exc_info.value).startswith(f"'{path}', ")
+    assert message in str(exc_info.value)
 
 
 def test_good_rows_are_read_and_missing_files_named(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         (b'"reply":"b"', b'"replie":"b"', "line 3 lacks 'reply'"),
         (b'"reply":"b"', b'"reply":7', "line 3: 'reply' is not what"),
@@ -337,12 +337,12 @@ def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
         (b'"error":null}\n', b'"error":null}', "the file is cut short"),
     ],
 )
-def test_bad_episodes_are_named(old: bytes, new: bytes, says: str, tmp_path: Path) -> None:
+def test_bad_episodes_are_named(old: bytes, new: bytes, message: str, tmp_path: Path) -> None:
     path = store.write_episode(tmp_path, make([("goal", "a"), ("next", "b")], 1.0))
     full = path.read_bytes()
     assert old in full
-    at = full.rindex(old) if not says.startswith("line") else full.index(old)
+    at = full.rindex(old) if not message.startswith("line") else full.index(old)
     path.write_bytes(full[:at] + new + full[at + len(old) :])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         store.read_episode(path, validate=True)
-    assert f"'{path}' is not a whole episode file: {says}" in str(caught.value)
+    assert f"'{path}' is not a whole episode file: {message}" in str(exc_info.value)

@@ -103,7 +103,7 @@ def test_corpus_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"text": }\n', "line 2 is not JSON"),
         ("a.jsonl", b'{"title": "x"}\n', "line 1 must be an object with a 'text'"),
@@ -112,9 +112,9 @@ def test_corpus_folders(tmp_path: Path) -> None:
         ("a.md", b"x", "holds no documents"),
     ],
 )
-def test_what_a_corpus_can_have_wrong(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+def test_what_a_corpus_can_have_wrong(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         read_corpus(tmp_path)
 
 
@@ -251,7 +251,7 @@ def test_answers_are_kept_on_disk(service: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         ((401, b"", 0.0), "the search service answered 401"),
         ((403, b"secret key refused", 0.0), "the search service answered 403"),
@@ -264,14 +264,14 @@ def test_answers_are_kept_on_disk(service: str, tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_a_service_s_faults_are_not_the_agent_s(
-    service: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes, float], says: str
+    service: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes, float], message: str
 ) -> None:
     if answer[2]:
         monkeypatch.setenv("PRACTICUM_SEARCH_TIMEOUT", "0.2")
     Service.script[:] = [answer, answer]
-    with pytest.raises(ToolFailure) as caught:
+    with pytest.raises(ToolFailure) as exc_info:
         call("Tolen")
-    assert str(caught.value) == says
+    assert str(exc_info.value) == message
     assert len(Service.seen) == 2, "asked once more; a redirect is not followed with the key in hand"
     if not answer[2]:
         Service.script[:] = [answer]
@@ -294,7 +294,7 @@ def test_no_results_and_no_service(service: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         ("URL", "file:///etc/passwd", "begins with https://"),
         ("KEY", "", "without PRACTICUM_SEARCH_KEY"),
@@ -303,8 +303,8 @@ def test_no_results_and_no_service(service: str, monkeypatch: pytest.MonkeyPatch
         ("TIMEOUT", "60", "below 30"),
     ],
 )
-def test_wrong_settings(service: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str) -> None:
+def test_wrong_settings(service: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
     monkeypatch.setenv(f"PRACTICUM_SEARCH_{name}", value)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         call("x")
     assert not Service.seen

@@ -194,7 +194,7 @@ def test_no_episode_begins_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         ("print(1)\n2 + 3", "1\n5"),
         ("x = 1", "(no output)"),
@@ -207,13 +207,13 @@ def test_no_episode_begins_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
         ("import os; os.kill(os.getpid(), 9)", "Error: it was killed"),
     ],
 )  # fmt: skip
-def test_what_the_tool_says(code: str, says: str) -> None:
+def test_what_the_tool_says(code: str, message: str) -> None:
     result = asyncio.run(python_executor.call({"code": code}))
     assert not result.failed
-    if "printed more" in says:
+    if "printed more" in message:
         assert result.text.endswith(" …(cut)")
     else:
-        assert result.text.splitlines() == says.splitlines()
+        assert result.text.splitlines() == message.splitlines()
 
 
 def test_the_tool_keeps_nothing_between_calls() -> None:

@@ -520,9 +520,9 @@ def test_screenshots_through_a_whole_episode(seeing: Renderer) -> None:
 
 
 def test_screenshots_for_a_text_template_stop_the_run(renderer: Renderer) -> None:
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ExceptionGroup) as exc_info:
         run("expert", renderer, 2, observe="both")
-    assert all(isinstance(error, UserError) for error in caught.value.exceptions)
+    assert all(isinstance(error, UserError) for error in exc_info.value.exceptions)
 
 
 def test_messages_without_pictures_are_stored_as_before() -> None:

@@ -186,13 +186,13 @@ def test_a_model_that_the_server_has_not(served: Served, capsys: pytest.CaptureF
 def test_addresses_and_keys(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for url, says in [
+    for url, message in [
         ("localhost:8000", "give the address of a server, such as http://localhost:8000/v1"),
         (served.url.removesuffix("/v1"), "should it end in /v1?"),
         ("http://[oops/v1", "No server answers"),
     ]:
         assert main(["eval", "--env", "math", "--tasks", "2", "--url", url, "--policy", "tiny-served"]) == 2
-        assert says in said(capsys)
+        assert message in said(capsys)
     served.key = "secret"
     assert main(command(served)) == 2
     assert "put its key into OPENAI_API_KEY" in said(capsys)

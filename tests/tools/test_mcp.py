@@ -107,7 +107,7 @@ def test_addresses(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("mcp:", "write mcp:COMMAND or mcp:http"),
         ("mcp[servers=8]", "write mcp:COMMAND or mcp:http"),
@@ -121,8 +121,8 @@ def test_addresses(text: str, address: Address) -> None:
         ("mcp:http://127.0.0.1:9/mcp", "cannot be used: .*ConnectError"),
     ],
 )
-def test_wrong_addresses_are_known_before_the_first_episode(text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_wrong_addresses_are_known_before_the_first_episode(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ToolEnvironment([text], "math_reward")
 
 
@@ -174,7 +174,7 @@ def test_one_server_for_all_who_ask(small: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "says", "failed"),
+    ("name", "arguments", "message", "failed"),
     [
         ("add", {"a": 2, "b": 5}, "7", False),
         ("add", {"a": 2}, "3", False),
@@ -187,8 +187,8 @@ def test_one_server_for_all_who_ask(small: str, folder: Path) -> None:
         ("mixed", {}, "before\n[image]\nafter", False),
     ],
 )
-def test_what_the_agent_sees(small: str, name: str, arguments: dict[str, Any], says: str, failed: bool) -> None:
-    assert call(tools(small)[name], **arguments) == ToolResult(says, failed=failed)
+def test_what_the_agent_sees(small: str, name: str, arguments: dict[str, Any], message: str, failed: bool) -> None:
+    assert call(tools(small)[name], **arguments) == ToolResult(message, failed=failed)
 
 
 def test_an_error_of_the_protocol_is_not_the_agent_s(small: str) -> None:

@@ -178,18 +178,18 @@ def test_an_exception_of_the_tool_is_an_observation_and_the_state_stays(shop: Mo
 
 
 @pytest.mark.parametrize(
-    ("item", "outcome", "says"),
+    ("item", "outcome", "message"),
     [
         ("bomb", Outcome.ENV_ERROR, "ToolFailure: the shop is gone"),
         ("glue", Outcome.TIMEOUT, "tool 'put' did not answer within 0.3 s"),
     ],
 )
 def test_a_state_that_broke_or_was_left_in_a_call_is_replaced(
-    shop: ModuleType, renderer: Renderer, item: str, outcome: Outcome, says: str
+    shop: ModuleType, renderer: Renderer, item: str, outcome: Outcome, message: str
 ) -> None:
     first, second = (play(shop, renderer, [task(n, thing)])[0] for n, thing in enumerate((item, "pen")))
     assert (first.outcome, second.outcome) == (outcome, Outcome.SUCCESS)
-    assert says in (first.error or "")
+    assert message in (first.error or "")
     assert second.components["baskets"] == 2
     assert (pool_of(shop).free, pool_of(shop).warm) == (3, 1)
     deadline = time.monotonic() + 30
@@ -473,10 +473,10 @@ def test_a_state_that_cannot_be_made() -> None:
     def unset() -> None:
         raise UserError("install the browser")
 
-    for make, kind, says in ((broken, ToolFailure, "broken cannot be made: OSError: no display"),
+    for make, kind, message in ((broken, ToolFailure, "broken cannot be made: OSError: no display"),
                              (unset, UserError, "install the browser")):  # fmt: skip
         pool = StatePool(make, 1)
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             asyncio.run(pool.lease({}))
         assert pool.free == 1
 

@@ -196,7 +196,7 @@ def test_requests_wait_for_the_end_of_a_pause() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     [
         (["trainer.overlap=true"], "trainer.overlap=true yet"),
         (["algorithm.filter_groups.enable=true", "algorithm.adv_estimator=grpo"], "filter_groups yet: which tasks"),
@@ -205,7 +205,7 @@ def test_requests_wait_for_the_end_of_a_pause() -> None:
         (["trainer.n_gpus_per_node=2", "trainer.device=cpu"], "2 learner ranks yet"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(keys: list[str], says: str) -> None:
+def test_what_does_not_go_with_it_is_refused(keys: list[str], message: str) -> None:
     pytest.importorskip("ray")
-    with pytest.raises(UserError, match=f"max_staleness=2 does not go with .*{says}"):
+    with pytest.raises(UserError, match=f"max_staleness=2 does not go with .*{message}"):
         resolve_train(["trainer.max_staleness=2", *keys])

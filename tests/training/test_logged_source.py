@@ -261,7 +261,7 @@ def test_missing_log_probs_are_those_of_the_start_policy(logged: list[Trajectory
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         (replace(PLAIN, adv_estimator="gae"), "comparing the episodes of one task, which gae does not"),
         (replace(PLAIN, adv_estimator="remax"), "which remax does not; set algorithm.adv_estimator to one of grpo"),
@@ -270,8 +270,8 @@ def test_missing_log_probs_are_those_of_the_start_policy(logged: list[Trajectory
         (replace(PLAIN, train_batch_size=9), "fewer than the 9 of one step"),
     ],
 )
-def test_impossible_settings_are_refused(settings: RLSettings, says: str, logged: list[Trajectory]) -> None:
-    with pytest.raises(UserError, match=says):
+def test_impossible_settings_are_refused(settings: RLSettings, message: str, logged: list[Trajectory]) -> None:
+    with pytest.raises(UserError, match=message):
         train(signal_groups(log_of(*logged)), settings)
 
 

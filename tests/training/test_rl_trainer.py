@@ -201,14 +201,14 @@ def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "settings", "says"),
+    ("agent", "settings", "message"),
     [
         (replace(AGENT, sampling=Sampling(temperature=0.0)), SETTINGS, "temperature above 0"),
         (AGENT, replace(SETTINGS, train_batch_size=9), "fewer than the 9 of one step"),
     ],
 )
-def test_impossible_settings_are_refused(agent: Agent, settings: RLSettings, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_impossible_settings_are_refused(agent: Agent, settings: RLSettings, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make_trainer(MathEnvironment, agent, settings)
 
 

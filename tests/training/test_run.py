@@ -240,12 +240,12 @@ def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> No
 
 def test_resuming_is_refused_where_it_would_lose_something(tmp_path: Path) -> None:
     go(make_run(tmp_path, RunSettings(2, save_freq=1), replace(RL, total_training_steps=2)))
-    for settings, says in (
+    for settings, message in (
         (RunSettings(2, resume_mode="disable"), "holds checkpoints"),
         (RunSettings(2, resume_mode="resume_path"), "needs trainer.resume_from_path"),
         (RunSettings(2, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_9")), "needs trainer"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             make_run(tmp_path, settings).resume()
     with pytest.raises(UserError, match="choose one of auto"):
         RunSettings(2, resume_mode="sometimes")

@@ -54,7 +54,7 @@ def test_a_misspelt_option_of_a_subcommand(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         ("collect", "--env is missing (environment, e.g. math or agentgym:textcraft);"),
         ("compare", "RESULT is missing (the baseline, then what to compare);"),
@@ -66,9 +66,9 @@ def test_a_misspelt_option_of_a_subcommand(capsys: pytest.CaptureFixture[str]) -
         ("promote a b", "'b' is one argument too many;"),
     ],
 )
-def test_other_errors_are_one_sentence(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_errors_are_one_sentence(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = command.split()[0]
-    assert error_of(command.split(), capsys) == f"practicum {name}: {says} `practicum {name} --help` lists the options."
+    assert error_of(command.split(), capsys) == f"practicum {name}: {message} `practicum {name} --help` lists the options."
 
 
 def test_abbreviations_values_with_spaces_and_words_after_dashes_are_no_unknown_options() -> None:

@@ -158,7 +158,7 @@ def test_verification_info(value: object, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ("{broken", "neither JSON nor a Python literal"),
         ({}, "no list of test cases"),
@@ -170,8 +170,8 @@ def test_verification_info(value: object, count: int) -> None:
         ([{"type": "function_call", "fn_name": "f", "input": 3, "output": 1}], "not a list of arguments"),
     ],
 )
-def test_broken_verification_info(value: object, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_broken_verification_info(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read_cases(read_verification(value))
 
 

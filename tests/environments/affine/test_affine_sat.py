@@ -237,7 +237,7 @@ def test_too_many_tasks_of_a_small_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"levels": [6]}, "levels must be whole numbers from 1 to 5"),
         ({"levels": []}, "levels must be whole numbers"),
@@ -254,8 +254,8 @@ def test_too_many_tasks_of_a_small_kind() -> None:
         ({"ratio": "threshold", "k": 1}, "thresholds for k from 2"),
     ],
 )
-def test_wrong_options(options: dict[str, object], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_wrong_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         SatEnvironment(**options)  # type: ignore[arg-type]
 
 

@@ -190,8 +190,8 @@ def test_splits_are_disjoint_and_kinds_take_turns() -> None:
     few = SciWorld(tasks=["find-plant", "boil"]).tasks("test", 4)
     assert sorted(str(task.fields["task"]) for task in few) == ["boil", "boil", "find-plant", "find-plant"]
     assert {task.fields["task"] for task in SciWorld(tasks="boil").tasks("val", 3)} == {"boil"}
-    for wrong, says in (("find-plants", "Did you mean 'find-plant'"), (["all"], "stands alone"), ([], "needs a task")):
-        with pytest.raises(UserError, match=says):
+    for wrong, message in (("find-plants", "Did you mean 'find-plant'"), (["all"], "stands alone"), ([], "needs a task")):
+        with pytest.raises(UserError, match=message):
             SciWorld(tasks=wrong)
     for index in (-1, 4639):
         with pytest.raises(UserError, match=f"numbered from 0 to 4638; there is no task {index}"):

@@ -550,7 +550,7 @@ def troubled_once(step: int) -> Metrics:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ({"action": "wran"}, "health.action=wran is unknown. Did you mean 'warn'?"),
         ({"action": "pray"}, "Known: adjust, stop, warn."),
@@ -559,9 +559,9 @@ def troubled_once(step: int) -> Metrics:
         ({"memory_window": 2}, "at least 6"),
     ],
 )
-def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], says: str) -> None:
+def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], message: str) -> None:
     config = OmegaConf.merge(OmegaConf.structured(HealthSettings), override)
-    with pytest.raises(UserError, match=says.replace("?", r"\?")):
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
         HealthMonitor(OmegaConf.to_object(config))  # type: ignore[arg-type]
 
 

@@ -456,14 +456,14 @@ def test_the_state_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ({"action": "stpo"}, "hacking.action=stpo is unknown. Did you mean 'stop'"),
         ({"action": "adjust"}, "Known: stop, warn."),
         ({"window": 0}, "at least 1"),
     ],
 )
-def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], says: str) -> None:
+def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], message: str) -> None:
     config = OmegaConf.merge(OmegaConf.structured(RewardHackingSettings), override)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         RewardHackingMonitor(OmegaConf.to_object(config))  # type: ignore[arg-type]
