@@ -93,8 +93,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
     assert "(12 of them from before)" in shown
     assert files(folder) == full
     for finished in (True, False):  # as a run that ended, and as one that was killed half-way
-        lost = sorted(full)[3:6]
-        for name in (*lost, *(() if finished else ("collect.json", "tasks.txt", "rollout_summary.jsonl"))):
+        removed = sorted(full)[3:6]
+        for name in (*removed, *(() if finished else ("collect.json", "tasks.txt", "rollout_summary.jsonl"))):
             (folder / name).unlink()
         (folder / ".writing-abc").write_text("half")
         assert main(arguments(5)) == 2
@@ -103,7 +103,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
         assert "(9 of them from before)" in capsys.readouterr().out
         again = files(folder)
         assert {name: data for name, (data, _) in again.items()} == {name: data for name, (data, _) in full.items()}
-        assert all(again[name] == full[name] for name in full if name not in lost)
+        assert all(again[name] == full[name] for name in full if name not in removed)
         assert len(rows(folder)) == 12
         assert not (folder / ".writing-abc").exists()
         full = again
@@ -272,10 +272,10 @@ def test_temperature_changes_what_a_model_does(tmp_path: Path, capsys: pytest.Ca
             "--compare_steps", "10"]  # fmt: skip
     assert main([*base, "--policy", "tiny", "--temperature_b", "0.7"]) == ExplorationStatus.DIVERGED == 0
     assert "the replies differ from step 1 on" in capsys.readouterr().out
-    one, two = read_episodes(tmp_path)
-    assert (one.provenance["temperature"], two.provenance["temperature"]) == (0.0, 0.7)
-    assert one.seeds == two.seeds
-    assert one.seeds.environment == 123
+    first, second = read_episodes(tmp_path)
+    assert (first.provenance["temperature"], second.provenance["temperature"]) == (0.0, 0.7)
+    assert first.seeds == second.seeds
+    assert first.seeds.environment == 123
     assert main([*base, "--policy", "expert"]) == ExplorationStatus.SAME == 2
     assert main([*base, "--policy", "tiny", "--temperature_b", "0.0"]) == 2
 

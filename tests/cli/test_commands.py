@@ -185,7 +185,11 @@ def test_envs_lists_every_environment(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_wrong_input_gets_one_sentence_and_leaves_nothing(
-    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2

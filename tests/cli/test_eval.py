@@ -272,7 +272,9 @@ def test_matrix_from_a_file_of_experiments(tmp_path: Path, capsys: pytest.Captur
         ("{experiments: [{name: x, policy: y}], experiment: 3}", "'experiment' is not 'defaults'"),
     ],
 )
-def test_a_wrong_file_of_experiments(text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_file_of_experiments(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "e.yaml").write_text(text)
     assert main(["matrix", "--config", str(tmp_path / "e.yaml"), "--out", str(tmp_path / "m")]) == 2
     assert message in capsys.readouterr().err

@@ -135,13 +135,13 @@ def test_settings_that_a_log_cannot_honour(
 
 
 def test_folders_that_teach_nothing(attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    alike, out = tmp_path / "alike", tmp_path / "out"
-    shutil.copytree(attempts / "collect" / "expert", alike)
+    equal_rewards, out = tmp_path / "alike", tmp_path / "out"
+    shutil.copytree(attempts / "collect" / "expert", equal_rewards)
     (tmp_path / "empty").mkdir()
     for location, message in (
         (tmp_path / "none", "There is no folder"),
         (tmp_path / "empty", "There is no episode below"),
-        (alike, "has episodes of different reward, so there is nothing to compare"),
+        (equal_rewards, "has episodes of different reward, so there is nothing to compare"),
     ):
         arguments = ["train", "--from-trajectories", str(location), "trainer.total_training_steps=1", *SMALL, HOLD,
                      f"trainer.default_local_dir={out}"]  # fmt: skip

@@ -117,9 +117,9 @@ def test_tiny_on_a_cpu_has_defaults_of_its_own() -> None:
     assert resolve_train([CPU, f"{ACTOR}optim.lr=1e-5"]).config.actor_rollout_ref.actor.optim.lr == 1e-5
 
 
-@pytest.mark.parametrize("given", ["actor_rollout_ref.model.path=smollm2", "trainer.device=cuda"])
-def test_other_models_and_devices_have_the_documented_defaults(given: str) -> None:
-    assert resolve_train([given]).config.actor_rollout_ref.actor.optim.lr == 5e-7
+@pytest.mark.parametrize("override", ["actor_rollout_ref.model.path=smollm2", "trainer.device=cuda"])
+def test_other_models_and_devices_have_the_documented_defaults(override: str) -> None:
+    assert resolve_train([override]).config.actor_rollout_ref.actor.optim.lr == 5e-7
 
 
 def test_a_recipe_is_a_whole_experiment() -> None:

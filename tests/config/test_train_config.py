@@ -105,10 +105,10 @@ CODE_COMMAND = [
 
 
 def test_both_spellings_of_the_agent_group() -> None:
-    one = resolve_train(["agent.tools=[calculator]", "agent.max_turns=3"]).config
-    two = resolve_train(["agent.init_args.tools=[calculator]", "agent.max_turns=3"]).config
-    assert one == two
-    assert one.agent.tools == ["calculator"]
+    first = resolve_train(["agent.tools=[calculator]", "agent.max_turns=3"]).config
+    second = resolve_train(["agent.init_args.tools=[calculator]", "agent.max_turns=3"]).config
+    assert first == second
+    assert first.agent.tools == ["calculator"]
 
 
 @pytest.mark.parametrize(
@@ -397,7 +397,9 @@ def test_the_mismatch_that_stops_a_run_follows_the_precision() -> None:
         ("algorithm.offline.method=bandid", "is for learning from a log"),
     ],
 )
-def test_a_dry_run_fails_on_what_the_run_refuses(override: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_fails_on_what_the_run_refuses(
+    override: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--dry-run", "trainer.total_training_steps=2", override]) == 2
     assert message in capsys.readouterr().err
 

@@ -50,11 +50,11 @@ def test_scores_agree_with_bm25s() -> None:
     index = BM25Index(Document(f"{number:04d}", "", " ".join(text)) for number, text in enumerate(texts))
     for _ in range(50):
         query = rng.sample(vocabulary, rng.randint(1, 6))
-        mine = {int(hit.document.id): hit.score for hit in index.search(" ".join(query), 200)}
-        theirs = peer.get_scores(query)
-        assert set(mine) == {number for number, score in enumerate(theirs) if score > 0}
-        for number, score in mine.items():
-            assert score == pytest.approx(float(theirs[number]), abs=1e-5)  # theirs are float32
+        scores = {int(hit.document.id): hit.score for hit in index.search(" ".join(query), 200)}
+        peer_scores = peer.get_scores(query)
+        assert set(scores) == {number for number, score in enumerate(peer_scores) if score > 0}
+        for number, score in scores.items():
+            assert score == pytest.approx(float(peer_scores[number]), abs=1e-5)  # theirs are float32
 
 
 def test_equals_stand_in_the_order_of_their_ids_and_not_of_their_coming() -> None:
@@ -162,10 +162,10 @@ def test_one_line_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_over_a_given_index_it_is_the_same_tool() -> None:
-    mine = google_search_over(BM25Index(FACTS), results=1)
-    assert mine.schema == google_search.schema
-    assert asyncio.run(mine.call({"query": "Tolen"})).text == "Mivar was written by Tolen."
-    assert asyncio.run(mine.call({})).text == "Error: google_search needs the argument 'query'."
+    scores = google_search_over(BM25Index(FACTS), results=1)
+    assert scores.schema == google_search.schema
+    assert asyncio.run(scores.call({"query": "Tolen"})).text == "Mivar was written by Tolen."
+    assert asyncio.run(scores.call({})).text == "Error: google_search needs the argument 'query'."
 
 
 def test_nothing_or_too_much_to_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +196,9 @@ class Service(BaseHTTPRequestHandler):
         seen = (urlsplit(self.path).path, requests, self.headers["X-Subscription-Token"])
         self.answer(seen, {"web": {"results": rows}})
 
-    def answer(self, seen: tuple[str, dict[str, Any], str | None], found: Any) -> None:
-        self.seen.append(seen)
-        status, data, wait = self.script.pop(0) if self.script else (200, json.dumps(found).encode(), 0.0)
+    def answer(self, call: tuple[str, dict[str, Any], str | None], body: Any) -> None:
+        self.seen.append(call)
+        status, data, wait = self.script.pop(0) if self.script else (200, json.dumps(body).encode(), 0.0)
         time.sleep(wait)
         self.send_response(status)
         if status == 302:

@@ -141,11 +141,11 @@ def test_partial_credit_and_truncation() -> None:
     (step,) = steps(world, task, Action(content="```python\ndef f(x):\n    return x\n```"))
     assert (step.reward, step.terminated, step.success) == (0.5, True, False)
 
-    async def cut() -> Step:
+    async def truncate() -> Step:
         await world.reset(task, 0)
         return await world.truncate()
 
-    step = asyncio.run(cut())
+    step = asyncio.run(truncate())
     assert (step.reward, step.truncated, step.components["cases"]) == (0.0, True, 2.0)
 
 
@@ -250,9 +250,9 @@ def test_a_step_s_deadline_stands_still_until_its_program_has_a_place(
     async def wait() -> Step:
         await world.reset(task, 0)
         with slot(narrow.slots):
-            asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(world.step(action)))
+            pending = asyncio.ensure_future(Deadline(0.4, "environment step").of(world.step(action)))
             await asyncio.sleep(0.7)
-        return await asking
+        return await pending
 
     assert asyncio.run(wait()).terminated is not bool(action.calls)
 

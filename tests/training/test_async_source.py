@@ -68,14 +68,14 @@ def make(settings: RLSettings) -> RLTrainer:
 
 
 def carry_out(trainer: RLTrainer, work: Callable[[], Awaitable[Any]]) -> Any:
-    async def whole() -> Any:
+    async def run_steps() -> Any:
         try:
             return await work()
         finally:
             await trainer.close()
             await trainer.policy.close()
 
-    return asyncio.run(whole())
+    return asyncio.run(run_steps())
 
 
 async def run(trainer: RLTrainer, steps: range) -> list[tuple[dict[str, float], list[Trajectory]]]:
@@ -90,20 +90,20 @@ def attempts(episodes: list[Trajectory]) -> list[tuple[str, int]]:
 def test_no_token_is_older_than_the_bound_and_no_task_is_left_out(staleness: int) -> None:
     """Every step has the tasks of a synchronous run, slow ones too, and versions change between turns."""
     trainer, reference = make(settings_of(staleness)), make(settings_of(0))
-    found = carry_out(trainer, lambda: run(trainer, range(STEPS)))
+    results = carry_out(trainer, lambda: run(trainer, range(STEPS)))
     synchronous = carry_out(reference, lambda: run(reference, range(STEPS)))
-    assert [attempts(episodes) for _, episodes in found] == [attempts(episodes) for _, episodes in synchronous]
+    assert [attempts(episodes) for _, episodes in results] == [attempts(episodes) for _, episodes in synchronous]
     ages = []
-    for step, (metrics, episodes) in enumerate(found):
+    for step, (metrics, episodes) in enumerate(results):
         versions = [turn.policy_version for episode in episodes for turn in episode.turns]
         assert max(versions) <= step
         ages.append(step - min(versions))
         assert metrics["staleness/steps/max"] == step - min(versions)
         assert metrics["mismatch/logprob/mean"] < 1e-4  # the engine has the weights that the learner had
     assert max(ages) == staleness
-    mixed = [len({turn.policy_version for turn in one.turns}) > 1 for _, episodes in found for one in episodes]
+    mixed = [len({turn.policy_version for turn in item.turns}) > 1 for _, episodes in results for item in episodes]
     assert any(mixed)
-    assert all(episode.scored for _, episodes in found for episode in episodes)
+    assert all(episode.scored for _, episodes in results for episode in episodes)
 
 
 def test_turns_that_the_environment_chose_have_no_age() -> None:
@@ -131,7 +131,7 @@ def test_corrections_are_those_of_the_weights_that_sampled() -> None:
     update = trainer.policy.update
 
     def noted(samples: Any, *rest: Any) -> dict[str, float]:
-        weights.extend(torch.as_tensor(one.corrections[one.mask]) for one in samples)
+        weights.extend(torch.as_tensor(item.corrections[item.mask]) for item in samples)
         return update(samples, *rest)
 
     trainer.policy.update = noted  # type: ignore[method-assign]
@@ -178,7 +178,7 @@ def test_requests_wait_for_the_end_of_a_pause() -> None:
         order.append(f"{name} ends")
         gate.leave()
 
-    async def whole() -> None:
+    async def run_steps() -> None:
         first = asyncio.create_task(request("first", 0.05))
         await asyncio.sleep(0)
         later = []
@@ -189,7 +189,7 @@ def test_requests_wait_for_the_end_of_a_pause() -> None:
             order.append("resume")
         await asyncio.gather(first, *later)
 
-    asyncio.run(whole())
+    asyncio.run(run_steps())
     assert order[:4] == ["first begins", "first ends", "pause", "resume"]
     assert order.index("second begins") < order.index("third begins")
     assert gate.num_open == 0

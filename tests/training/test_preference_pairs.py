@@ -133,8 +133,8 @@ def test_a_pair_with_a_side_longer_than_the_window_is_left_out_and_said(capsys: 
     )
     pairs = [mined.pair for mined in mine_pairs([good, bad, long])]
     assert len(pairs) == 3
-    (kept,) = fitting_pairs(pairs, 3)
-    assert (kept.chosen.ids, kept.rejected.ids) == ((5, *A), (5, *B))
+    (pair,) = fitting_pairs(pairs, 3)
+    assert (pair.chosen.ids, pair.rejected.ids) == ((5, *A), (5, *B))
     assert capsys.readouterr().out == ("2 of 3 pairs are longer than the model's window (3 tokens) and are left out.\n")
     assert fitting_pairs(pairs, 4) == pairs
     assert fitting_pairs([], 4) == []
