@@ -25,7 +25,7 @@ from practicum.tools.errors import ToolFailure
 from practicum.tools.python_executor import python_executor
 from practicum.trajectory import Outcome, Trajectory, plan_attempts
 from practicum.utils.concurrency import Deadline, slot
-from tests.sandbox.sandbox_world import ours, zombies
+from tests.sandbox.sandbox_world import sandbox_processes, zombies
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,7 +50,7 @@ def test_the_expert_solves_everything(renderer: Renderer, format: str, count: in
     assert {(e.outcome, e.reward, len(e.turns)) for e in episodes} == {(Outcome.SUCCESS, 1.0, 2)}
     assert all(e.components == {"passed": 5.0, "cases": 5.0, "compiled": 1.0} for e in episodes)
     assert not any("Error" in e.turns[1].messages[-1].content for e in episodes)
-    assert not ours()
+    assert not sandbox_processes()
     assert not zombies()
 
 

@@ -66,7 +66,9 @@ def _tool_seconds(value: Any) -> ToolSeconds:
         return {}
     return {
         tool_name(name): tuple(
-            round(float(one), 6) for one in seconds[:MAX_CALLS] if is_number(one) and math.isfinite(one) and one >= 0
+            round(float(duration), 6)
+            for duration in seconds[:MAX_CALLS]
+            if is_number(duration) and math.isfinite(duration) and duration >= 0
         )
         for name, seconds in list(value.items())[:MAX_TOOLS]
         if isinstance(seconds, list)

@@ -76,7 +76,9 @@ class AsyncSource:
         async def roll_out() -> RolloutBatch:
             pending.stream = self.source.stream.state()
             labels = f"step-{step}/"
-            pending.finished += [one for (group, _), one in self.source.finished.items() if group.startswith(labels)]
+            pending.finished += [
+                trajectory for (group, _), trajectory in self.source.finished.items() if group.startswith(labels)
+            ]
             return await self.source.collect(step, done)
 
         pending.task = asyncio.create_task(roll_out())
@@ -85,7 +87,7 @@ class AsyncSource:
         """How many steps the weights were behind those of this step when the trained turns were sampled."""
         steps, versions = zip(*self._first_versions, strict=True)
         roles = self.source.settings.estimation.train_roles
-        all_turns = [turn for group in batch.groups for one in group for turn in one.turns]
+        all_turns = [turn for group in batch.groups for episode in group for turn in episode.turns]
         # A turn that the environment chose has no tokens, and no version.
         turns = [turn for turn in all_turns if turn.num_sampled and is_trained(turn, roles)]
         if not turns:
@@ -102,11 +104,11 @@ class AsyncSource:
         stream = None if oldest is None else self._pending[oldest].stream
         finished = dict(self.source.finished)  # of an earlier process
         for pending in self._pending.values():
-            finished |= {(one.group, one.attempt): one for one in pending.finished}
+            finished |= {(episode.group, episode.attempt): episode for episode in pending.finished}
         return {
             "stream": self.source.stream.state() if stream is None else stream,
             "first_versions": [list(pair) for pair in self._first_versions],
-            "finished": [encode_episode(one).decode() for one in finished.values()],
+            "finished": [encode_episode(episode).decode() for episode in finished.values()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

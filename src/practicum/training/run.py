@@ -224,7 +224,7 @@ class Run:
     async def _step(self, step: int, log: RunLog) -> None:
         settings, done = self.settings, step + 1
         last = done == settings.total_training_steps
-        interruptible, begun = self.trainer.stops_in_rollout, time.perf_counter()
+        interruptible, started = self.trainer.stops_in_rollout, time.perf_counter()
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
         if not self.trainer.keeps_engine_caches:
             self.policy.clear_engine_caches()
@@ -243,7 +243,7 @@ class Run:
                 best = self.state.best_step
                 self.checkpoints.save(step, self.policy, self.trainer.critic, json.loads(before), best)
             raise
-        metrics.setdefault("timing/step", time.perf_counter() - begun)
+        metrics.setdefault("timing/step", time.perf_counter() - started)
         if self.monitor is not None:
             self.monitor.observe(done, metrics, episodes)
         if settings.test_freq > 0 and (done % settings.test_freq == 0 or last):

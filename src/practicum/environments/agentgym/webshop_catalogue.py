@@ -122,7 +122,7 @@ def _options(kind: Kind, rng: SeededRandom) -> dict[str, tuple[str, ...]]:
     chosen: dict[str, tuple[str, ...]] = {}
     for option, values in kind.options:
         pool = COLOURS if option == "color" else values
-        picked = rng.sample(pool, 2 + rng.below(5))
-        if picked and rng.below(6):  # a sixth of the products do not have this option
-            chosen[option] = tuple(picked)
+        attributes = rng.sample(pool, 2 + rng.below(5))
+        if attributes and rng.below(6):  # a sixth of the products do not have this option
+            chosen[option] = tuple(attributes)
     return chosen
