@@ -153,7 +153,7 @@ class FakeCuda:
 
 def test_a_stage_says_what_was_on_the_gpu_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeCuda()
-    monkeypatch.setattr(log, "_cuda", lambda: gpu)
+    monkeypatch.setattr(log, "available_cuda", lambda: gpu)
     usage = PipelineLog(tmp_path)
     with usage.stage("sft"):
         gpu.allocate(300_000_000)

@@ -19,7 +19,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.task import Task
-from practicum.training.async_source import AsyncSource
+from practicum.training.async_source import AsyncSource, staleness_metrics
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnlineSource
@@ -108,20 +108,18 @@ def test_no_token_is_older_than_the_bound_and_no_task_is_left_out(staleness: int
 
 def test_turns_that_the_environment_chose_have_no_age() -> None:
     """Such a turn has no tokens and version 0: it is not older than the bound."""
-    trainer = make(settings_of(1))
-    source = trainer.source
-    assert isinstance(source, AsyncSource)
-    source._first_versions = [(4, 4), (5, 5)]
+    first_versions = [(4, 4), (5, 5)]
     sampled = Turn((Span(Origin.SAMPLED, (1,), (0.0,)),), False, (), "", Action(""), "policy", 4, StopReason.END, 0)
     chosen = Turn((), True, (), "", Action(""), "recovery", 0, StopReason.END, 0)
     episode = Trajectory(
         SlowTools().tasks("train", 1)[0], 0, "step-5/", Outcome.SUCCESS, (chosen, sampled), 1.0, {}, Seeds(0, 0)
     )
     batch = RolloutBatch(5, [episode], [[episode]], {}, {})
-    assert source._staleness(5, batch) == {"staleness/steps/mean": 1.0, "staleness/steps/max": 1.0}
+    metrics = staleness_metrics(5, batch, first_versions, 1, None)
+    assert metrics == {"staleness/steps/mean": 1.0, "staleness/steps/max": 1.0}
     too_old = replace(episode, turns=(chosen, replace(sampled, policy_version=3)))
     with pytest.raises(AssertionError, match="version 3 is more than 1 steps old"):
-        source._staleness(5, replace(batch, groups=[[too_old]]))
+        staleness_metrics(5, replace(batch, groups=[[too_old]]), first_versions, 1, None)
 
 
 def test_corrections_are_those_of_the_weights_that_sampled() -> None:

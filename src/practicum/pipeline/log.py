@@ -71,7 +71,7 @@ class PipelineLog:
         self._record(name, replace(before, starts=before.starts + 1))
         reset_peak_resident()
         gpu_start_mb = 0.0
-        if (cuda := _cuda()) is not None:
+        if (cuda := available_cuda()) is not None:
             gpu_start_mb = cuda.memory_allocated() / 1e6
             cuda.reset_peak_memory_stats()
         start, cpu_start = time.monotonic(), cpu_seconds()
@@ -184,15 +184,15 @@ def memory(usage: StageUsage) -> str:
 
 def gpu_reserved_megabytes() -> float:
     """The most that torch had taken from the GPU since the counters were reset; 0 without one."""
-    cuda = _cuda()
+    cuda = available_cuda()
     return 0.0 if cuda is None else cuda.max_memory_reserved() / 1e6
 
 
 def gpu_peak_megabytes() -> float:
-    return 0.0 if (cuda := _cuda()) is None else float(cuda.max_memory_allocated()) / 1e6
+    return 0.0 if (cuda := available_cuda()) is None else float(cuda.max_memory_allocated()) / 1e6
 
 
-def _cuda() -> Any:
+def available_cuda() -> Any:
     import torch
 
     return torch.cuda if torch.cuda.is_available() else None
