@@ -265,7 +265,7 @@ class Resolved(Generic[Schema]):
         return any(source.startswith(RECIPE) for source in self.sources.values())
 
     def with_defaults(self, values: dict[str, Any]) -> Resolved[Schema]:
-        """The same with a model's defaults for those keys that nobody chose."""
+        """Return this configuration with a model's defaults for the keys that nobody set."""
         tree = OmegaConf.structured(self.config)
         missing = {key: value for key, value in values.items() if key not in self.sources}
         for key, value in missing.items():

@@ -161,7 +161,7 @@ class Comparison:
         return [first[task] for task in common], [second[task] for task in common], [clusters[task] for task in common]
 
     def reversed(self) -> Comparison:
-        """The same comparison with the trained policy as the baseline."""
+        """Return this comparison with the trained policy as the baseline."""
         failures = self.unscored_as_failures
         return replace(
             self, baseline=self.trained, trained=self.baseline, deltas=tuple(delta.reversed() for delta in self.deltas),

@@ -159,7 +159,7 @@ ROLLOUT_METRICS: Sequence[tuple[str, str]] = (
 
 
 def rollout_line(step: int, total: int, values: Mapping[str, float]) -> str:
-    """One RL step in the same style."""
+    """Return the line of one RL step, in the style of the other stages."""
     metrics = ", ".join(f"{name}={values[key]:.3f}" for name, key in ROLLOUT_METRICS if key in values)
     return f"Rollout {step}/{total}: {metrics}"
 

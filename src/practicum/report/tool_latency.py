@@ -50,7 +50,7 @@ class ToolTimes:
         self._files: dict[Path, TimingFile] = {}
 
     def times_of(self, name: str, key: AttemptKey) -> ToolSeconds:
-        """Of the episode in the file `name`, a path below the run's folder."""
+        """Return the seconds of the tool calls of one episode; `name` is its file, a path below the run's folder."""
         folder = (self.folder / name).parent
         for candidate in (folder, folder.parent) if folder != self.folder else (folder,):
             file = self._files.setdefault(candidate, TimingFile(candidate / TIMING_FILE))

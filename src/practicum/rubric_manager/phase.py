@@ -68,7 +68,7 @@ class InitialRubricGenerationPhase:
         self.communication_service = communication_service or CommunicationService()
 
     async def run(self, workflow: Workflow) -> PreExecutionLog:
-        """Run the dialogue; the rubric is then in `stakeholder.generated_rubrics` and workers are told of it."""
+        """Run the dialogue; the rubric is then in `stakeholder.generated_rubrics` and sent to the workers."""
         log, service = PreExecutionLog(), self.communication_service
         service.send(self.stakeholder.name, self.manager.name, self.stakeholder.request(), "request")
         for turn in range(self.max_turns):

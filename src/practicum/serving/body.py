@@ -1,7 +1,7 @@
 """The JSON object of a request, read field by field.
 
 Whatever is wrong is a 400 that names the field. A field that nobody has read when the reading ends is an error too: a
-parameter that is silently ignored makes a client believe in numbers that it did not get.
+parameter that is silently ignored gives a client other results than it asked for.
 """
 
 from __future__ import annotations

@@ -257,7 +257,7 @@ class Run:
         self._finish_step(done, metrics, log)
 
     def _on_all_ranks(self, command: str, **values: Any) -> contextlib.AbstractContextManager[None]:
-        """What the block does, the other ranks do too, where there are any."""
+        """Let the other ranks, if there are any, do what the block does."""
         return contextlib.nullcontext() if self.leader is None else self.leader.announce(command, **values)
 
     def _finish_step(self, done: int, metrics: dict[str, float], log: RunLog) -> None:
@@ -528,7 +528,7 @@ class StopSignals:
         return await self._unless(self.terminated, work)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same after any of the signals."""
+        """Await something that can be cancelled without harm; after any of the signals it is cancelled."""
         return await self._unless(self.stopped, work)
 
     async def _unless(self, event: asyncio.Event | None, work: Coroutine[Any, Any, T]) -> T:

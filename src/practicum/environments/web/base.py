@@ -329,7 +329,7 @@ class BrowserEnvironment(Environment):
         return "\n\n".join([*parts, f"# Accessibility Tree\n{tree}"]), nodes
 
     def _tabs(self) -> tuple[str, ...]:
-        """What is said about tabs where there are several."""
+        """Return one line per tab; none where there is a single tab."""
         view = self.view
         if len(view.tabs) < 2:
             return ()

@@ -70,7 +70,7 @@ def fall_to_nothing(points: Sequence[tuple[int, float, float]]) -> Fall | None:
 
 
 def _log_likelihood(solved: float, tasks: float) -> float:
-    """Of the best rate for so many of so many tasks."""
+    """Return the log-likelihood of `solved` of `tasks` under the rate that makes it largest."""
     return sum(part * math.log(part / tasks) for part in (solved, tasks - solved) if part > 0)
 
 
