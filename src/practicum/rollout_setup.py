@@ -82,7 +82,7 @@ class RolloutSetup:
         """
         if round_size is not None and not self.resources.has_state:
             raise UserError(f"--round: the episodes of '{self.environment.name}' share nothing that they write to.")
-        needed = dict.fromkeys(name for policy in missing for name in self.environment.resource_names(policy.task))
+        needed = dict.fromkeys(name for attempt in missing for name in self.environment.resource_names(attempt.task))
         await self.resources.open(tuple(needed))
         records: dict[AttemptKey, Trajectory] = {}
 
@@ -165,15 +165,13 @@ def make_rollout_setup(
     policies = _role_policies(chosen, instance, agent, model, template, device)
     if not policies:
         return setup
-    model_policies = {role: role_policy for role, role_policy in policies.items() if role in instance.model_names()}
-    models: dict[str, ChatModel] = {
-        role: Judge(role_policy, agent.deadlines.judge) for role, role_policy in model_policies.items()
-    }
+    called = {role: speaker for role, speaker in policies.items() if role in instance.model_names()}
+    models: dict[str, ChatModel] = {role: Judge(speaker, agent.deadlines.judge) for role, speaker in called.items()}
     return replace(
         setup,
         make_environment=with_models(make_environment, models) if models else make_environment,
-        policies={role: role_policy for role, role_policy in policies.items() if role not in model_policies},
-        model_policies=model_policies,
+        policies={role: speaker for role, speaker in policies.items() if role not in called},
+        model_policies=called,
     )
 
 

@@ -98,20 +98,16 @@ def _messages(value: object, location: str) -> Iterator[tuple[Message, bool]]:
     if not isinstance(value, list) or not value:
         raise UserError(f"{location}: 'messages' must be a list of messages.")
     for index, item in enumerate(value, 1):
-        message_location = f"{location}: message {index}"
+        where = f"{location}: message {index}"
         if not isinstance(item, Mapping) or item.get("role") not in ROLES:
-            raise UserError(f"{message_location} needs a 'role', one of {', '.join(ROLES)}.")
+            raise UserError(f"{where} needs a 'role', one of {', '.join(ROLES)}.")
         content, trained, name = item.get("content"), item.get("train", item["role"] == "assistant"), item.get("name")
         if not isinstance(content, str) or (item["role"] == "assistant" and not content.strip()):
-            raise UserError(
-                f"{message_location}: 'content' must be a text{' that is not empty' if content == '' else ''}."
-            )
+            raise UserError(f"{where}: 'content' must be a text{' that is not empty' if content == '' else ''}.")
         if not isinstance(trained, bool) or (trained and item["role"] != "assistant"):
-            raise UserError(
-                f"{message_location}: 'train' must be true or false, and true for an assistant's replies only."
-            )
+            raise UserError(f"{where}: 'train' must be true or false, and true for an assistant's replies only.")
         if name is not None and not isinstance(name, str):
-            raise UserError(f"{message_location}: 'name' must be a text.")
+            raise UserError(f"{where}: 'name' must be a text.")
         yield Message(str(item["role"]), content, name=name), trained
 
 

@@ -181,12 +181,12 @@ def _things(
     """Draw the objects of the room: those of the goal, not yet in place, a lamp if needed, and others."""
     count: dict[str, int] = {}
 
-    def receptacle(kind_: str, allowed: Sequence[str]) -> list[GameObject]:
+    def receptacle(item_kind: str, allowed: Sequence[str]) -> list[GameObject]:
         receptacles = [name for name, piece in furniture.items() if piece in allowed]
         if not receptacles:
             return []
-        count[kind_] = count.get(kind_, 0) + 1
-        return [GameObject(f"{kind_}_bar_{count[kind_]:02d}", kind_, rng.choice(receptacles))]
+        count[item_kind] = count.get(item_kind, 0) + 1
+        return [GameObject(f"{item_kind}_bar_{count[item_kind]:02d}", item_kind, rng.choice(receptacles))]
 
     pieces = set(furniture.values())
     other_receptacles = _other_receptacles(target, goal_receptacle, pieces, tables)
@@ -194,10 +194,10 @@ def _things(
     objects_ = [item for _ in range(rng.between(least, least + 1)) for item in receptacle(target, other_receptacles)]
     if room in LIT_ROOMS and (kind == "look_at_obj_in_light" or rng.below(2)):
         objects_ += receptacle(LIT_ROOMS[room], [piece for piece in LAMP_STANDS if piece in pieces])
-    for kind_ in THINGS[room]:
-        if kind_ != target:
-            allowed = [piece for piece in sorted(pieces) if kind_ in tables.holds.get(piece, ())]
-            objects_ += [item for _ in range(rng.between(0, 2)) for item in receptacle(kind_, allowed)]
+    for item_kind in THINGS[room]:
+        if item_kind != target:
+            allowed = [piece for piece in sorted(pieces) if item_kind in tables.holds.get(piece, ())]
+            objects_ += [item for _ in range(rng.between(0, 2)) for item in receptacle(item_kind, allowed)]
     return objects_
 
 
@@ -245,7 +245,7 @@ def _carry(
         steps.append(["take", item.name, item.receptacle])
         if tool is not None:
             verb, piece = tool
-            receptacle = next(name for name, kind_ in furniture.items() if kind_ == piece)
+            receptacle = next(name for name, item_kind in furniture.items() if item_kind == piece)
             go(receptacle, within=False)
             steps.append([verb, item.name, receptacle])
         if kind == "look_at_obj_in_light":

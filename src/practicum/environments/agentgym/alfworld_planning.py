@@ -36,7 +36,7 @@ def relevant(problem: str) -> str:
     # An object inside another one is moved with it.
     objects |= {outer for predicate, inner, outer in pairs if predicate == "inReceptacleObject" and inner in objects}
     furniture = {name for predicate, name, kind in pairs if predicate == "receptacleType" and kind in kinds}
-    furniture |= {location for predicate, name_, location in pairs if predicate == "inReceptacle" and name_ in objects}
+    furniture |= {location for predicate, item, location in pairs if predicate == "inReceptacle" and item in objects}
     locations = {
         location for predicate, name, location in pairs if predicate == "receptacleAtLocation" and name in furniture
     }

@@ -273,11 +273,11 @@ def rule_figures(rubric: Rubric, results: Sequence[RubricResult]) -> dict[str, A
     figures: dict[str, Any] = {"compound_rules": float(sum(compound)), "failed_rules": float(len(failed))}
     if failed:
         figures["rule_errors"] = "; ".join(failed[:MAX_REPORTED_ERRORS])
-    for name, gold_scores in (("compound_granted", True), ("single_granted", False)):
+    for name, is_wanted in (("compound_granted", True), ("single_granted", False)):
         granted = [
             statistics.fmean(criterion.score for criterion in scored)
             for scored, rule, is_one in zip(by_rule, rubric.all_rules, compound, strict=True)
-            if isinstance(rule, JudgeRule) and is_one == gold_scores
+            if isinstance(rule, JudgeRule) and is_one == is_wanted
         ]
         if granted:
             figures[name] = statistics.fmean(granted)

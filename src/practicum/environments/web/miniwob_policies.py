@@ -166,7 +166,7 @@ def _widget(screen: Screen) -> Action:
 
 def _box(node: Node) -> tuple[int, ...]:
     """Left, top, width and height of a node."""
-    text = next((first for first in node.properties if first.startswith("box=(")), "box=(0, 0, 0, 0)")
+    text = next((item for item in node.properties if item.startswith("box=(")), "box=(0, 0, 0, 0)")
     return tuple(map(int, re.findall(r"-?\d+", text)))
 
 

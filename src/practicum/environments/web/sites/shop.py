@@ -163,8 +163,8 @@ class Shop(Site):
         if not self.state.wishes:
             return SitePage("Wish list", h.paragraph("The wish list is empty."))
         rows = []
-        for add_to_wishes in self.variation.reorder("wishes", list(self.state.wishes.values())):
-            product = self.state.products[add_to_wishes.product]
+        for wish in self.variation.reorder("wishes", list(self.state.wishes.values())):
+            product = self.state.products[wish.product]
             label = h.link(product.label, self.url(f"product/{product.id}"))
             rows.append(h.join((label, self.post_button("Remove", f"unwish/{product.id}", product.name))))
         return SitePage("Wish list", h.bullets(rows))
