@@ -30,6 +30,7 @@ from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import Generation, Request, SampledToken, TopLogprobs
 from practicum.engines.local.adapters import AdapterVersion
 from practicum.engines.local.kv_cache import BLOCK_TOKENS, NO_MATCH, CachedPrefix, KVCache, PrefixKV, PrefixMatch
+from practicum.engines.local.sampling import is_filtered
 from practicum.errors import EngineError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA
@@ -214,7 +215,7 @@ class RunningRequest:
 
     def __post_init__(self) -> None:
         self.per_token = bool(self.request.sampling.stop) or self.request.on_tokens is not None
-        self.is_filtered = self.request.sampling.is_filtered
+        self.is_filtered = is_filtered(self.request.sampling)
 
 
 class Wave:

@@ -28,6 +28,7 @@ from practicum.config.fields import default_of
 from practicum.engines.base import Generation, Request, Sampling, Weights
 from practicum.engines.canary import PROMPTS, REPLY_TOKENS, Canary, CanaryReport, Probe, ProbeLogprobs
 from practicum.engines.local.runner import STOP_WINDOW
+from practicum.engines.local.sampling import is_filtered
 from practicum.engines.vllm.client import VLLMClient
 from practicum.engines.vllm.protocol import PendingCall, cut_reply
 from practicum.engines.vllm.server import KEY, ServerSettings
@@ -105,7 +106,7 @@ class VLLMEngine:
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.response_format is not None:
             raise UserError("The vllm engine has no response formats; use actor_rollout_ref.rollout.name=local.")
-        if not self.logprobs_are_processed and (sampling.temperature not in (0.0, 1.0) or sampling.is_filtered):
+        if not self.logprobs_are_processed and (sampling.temperature not in (0.0, 1.0) or is_filtered(sampling)):
             raise UserError(
                 f"The server at {self.client.url} gives log-probs of another distribution than it samples from; "
                 "start it with --logprobs-mode processed_logprobs, or sample at temperature 1 without top_k and top_p."
