@@ -23,6 +23,7 @@ import argparse
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 import tempfile
@@ -187,6 +188,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1, help="Ray nodes; two need root")
     parser.add_argument("--out", type=Path, help="folder of both runs; default: a temporary one")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that nodes and namespaces are taken away
     folder = (args.out or Path(tempfile.mkdtemp(prefix="drill-"))).absolute()
     folder.mkdir(parents=True, exist_ok=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
