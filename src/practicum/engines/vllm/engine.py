@@ -233,15 +233,15 @@ class VLLMEngine:
 
     def _restore(self) -> None:
         """Load the current weights into a server that was started again."""
-        lost = self._policy
-        if lost is None:
+        previous = self._policy
+        if previous is None:
             raise EngineError("the engine was closed")
-        policy = replace(lost, name=self.client.model_name, salt=secrets.token_hex(8))
-        if lost.is_adapter:
-            policy = replace(policy, name=_fresh_name(lost.version))
+        policy = replace(previous, name=self.client.model_name, salt=secrets.token_hex(8))
+        if previous.is_adapter:
+            policy = replace(policy, name=_fresh_name(previous.version))
             self.client.load_adapter(policy.name, policy.folder)
         if not self.canary.has_accepted_weights(self._score_probes(policy, self.canary.probes)):
-            raise UserError(f"Version {lost.version} did not reach the vLLM server that was started again.")
+            raise UserError(f"Version {previous.version} did not reach the vLLM server that was started again.")
         self._policy = policy
 
     # -- the canary -------------------------------------------------------------------------
