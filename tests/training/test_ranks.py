@@ -55,9 +55,9 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def check_same(one: Path, other: Path, steps: int) -> None:
+def check_same(first_run: Path, second_run: Path, steps: int) -> None:
     """The metrics of two runs agree in losses to 1e-5 and in everything that is counted; the files are the same."""
-    first, second = metrics_of(one), metrics_of(other)
+    first, second = metrics_of(first_run), metrics_of(second_run)
     assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, steps + 1))
     for actual, expected in zip(first, second, strict=True):
         assert list(actual) == list(expected)
@@ -65,7 +65,7 @@ def check_same(one: Path, other: Path, steps: int) -> None:
             assert actual[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-5), (actual["step"], name)
         assert actual["actor/tokens"] == expected["actor/tokens"]
     assert len([name for name in first[-1] if name in LOSSES]) >= 2
-    assert files_of(one) == files_of(other)
+    assert files_of(first_run) == files_of(second_run)
 
 
 def files_of(folder: Path) -> list[str]:

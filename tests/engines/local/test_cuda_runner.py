@@ -256,14 +256,14 @@ def test_the_most_likely_tokens_change_no_reply_and_are_the_cpus(renderer: Rende
     plain += [replace(req, sampling=replace(req.sampling, top_k=5), session="") for req in plain[:12]]
     plain += [replace(plain[5], response_format={"type": "choice", "choice": ["x", "yz"]}, session="")]
     counts = (3, 0, MAX_TOP_LOGPROBS, 1)
-    asked = [replace(req, top_logprobs=counts[number % 4]) for number, req in enumerate(plain)]
-    on_cpu = generate(LocalEngine(Decoder(copy.deepcopy(model)), renderer, max_batch=48), asked)
+    with_top = [replace(req, top_logprobs=counts[number % 4]) for number, req in enumerate(plain)]
+    on_cpu = generate(LocalEngine(Decoder(copy.deepcopy(model)), renderer, max_batch=48), with_top)
     for dtype, limit in ((torch.float32, 1e-2), (torch.bfloat16, None)):
         decoder = Decoder(copy.deepcopy(model).to("cuda", dtype))
-        quiet, replies = (generate(LocalEngine(decoder, renderer, max_batch=48), batch) for batch in (plain, asked))
+        quiet, replies = (generate(LocalEngine(decoder, renderer, max_batch=48), batch) for batch in (plain, with_top))
         assert [(reply.ids, reply.logprobs) for reply in replies] == [(reply.ids, reply.logprobs) for reply in quiet]
         num_compared = 0
-        for request, reply, other in zip(asked, replies, on_cpu, strict=True):
+        for request, reply, other in zip(with_top, replies, on_cpu, strict=True):
             assert len(reply.top_logprobs) == (len(reply.ids) if request.top_logprobs else 0)
             for token, logprob, top in zip(reply.ids, reply.logprobs or (), reply.top_logprobs, strict=False):
                 values = [value for _, value in top]

@@ -108,9 +108,9 @@ class SmallVLLM:
         generator = torch.Generator().manual_seed(body["seed"])
         ids: list[int] = []
         logprobs: list[float] = []
-        given, past = torch.tensor([prompt]), None
+        input_ids, past = torch.tensor([prompt]), None
         for _ in range(min(body["max_tokens"], self.context - len(prompt))):
-            out = model(given, past_key_values=past, use_cache=True)
+            out = model(input_ids, past_key_values=past, use_cache=True)
             logits, past = out.logits[0, -1], out.past_key_values
             temperature = body["temperature"] or 1.0
             scaled = logits / temperature
@@ -125,7 +125,7 @@ class SmallVLLM:
             text = self.tokenizer.decode(ids, skip_special_tokens=body["skip_special_tokens"])
             if any(stop in text for stop in body["stop"]):
                 return ids, logprobs, "stop"
-            given = torch.tensor([[token]])
+            input_ids = torch.tensor([[token]])
         return ids, logprobs, "length"
 
     def _score(self, model: Any, prompt: list[int]) -> list[Any]:

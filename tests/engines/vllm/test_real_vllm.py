@@ -161,8 +161,8 @@ def test_log_probs_are_the_local_engine_s(bench: Bench) -> None:
             ids = torch.tensor([[*PROMPT, *reply.ids]])
             with torch.inference_mode():
                 logits = policy.loaded.model(ids).logits[0, len(PROMPT) - 1 : -1]
-            wanted = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
-            worst = max(worst, float((torch.tensor(reply.logprobs) - wanted).abs().max()))
+            scored = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
+            worst = max(worst, float((torch.tensor(reply.logprobs) - scored).abs().max()))
     print(f"\nserver ready and version 0 proven in {bench.seconds:.0f} s; |vLLM - learner| at most {worst:.2g}")
     assert worst < 1e-3
 

@@ -86,9 +86,9 @@ def metrics_of(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def check_same(folder: Path, one: str, other: str, steps: int) -> None:
+def check_same(folder: Path, first_run: str, second_run: str, steps: int) -> None:
     """Losses agree to 1e-5, and everything that is counted is the same."""
-    first, second = metrics_of(folder, one), metrics_of(folder, other)
+    first, second = metrics_of(folder, first_run), metrics_of(folder, second_run)
     assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, steps + 1))
     for actual, expected in zip(first, second, strict=True):
         assert list(actual) == list(expected)

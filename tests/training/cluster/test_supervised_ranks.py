@@ -64,9 +64,9 @@ def go_back(folder: Path, step: int) -> None:
     (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-def check_same(one: Path, other: Path, num_steps: int) -> None:
+def check_same(first_run: Path, second_run: Path, num_steps: int) -> None:
     first, second = ([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-                     for run in (one, other))  # fmt: skip
+                     for run in (first_run, second_run))  # fmt: skip
     assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, num_steps + 1))
     for actual, expected in zip(first, second, strict=True):
         assert any(name in actual for name in LOSSES[:2])

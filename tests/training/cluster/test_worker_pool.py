@@ -212,9 +212,9 @@ def test_workers_join_and_leave_while_running(play: Callable[..., Any], tmp_path
         played.append(await rollout)
         policy.update()
         played.append(await pool.roll_out(policy, request(plan("d/"))))  # the one that is left goes on
-        assert [len(one) for one in played] == [6] * 4
+        assert [len(finished) for finished in played] == [6] * 4
         assert set(cluster.played.values()) == {1}
-        return [[str(one.provenance["worker"]) for one in episodes] for episodes in played]
+        return [[str(finished.provenance["worker"]) for finished in episodes] for episodes in played]
 
     workers = play(scenario, places=1)
     assert workers == [["0"] * 6, ["0", "0", "1", "1", "0", "0"], ["1"] * 6, ["1"] * 6]
