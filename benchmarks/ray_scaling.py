@@ -1,12 +1,15 @@
 """What Ray costs and what it brings: steps with a rollout worker against none, and two workers against one.
 
     python benchmarks/ray_scaling.py [--rounds 3] [--steps 5] [--only overhead scaling] [--out FILE.json]
+    python benchmarks/ray_scaling.py --only shared_gpu [--out FILE.json]
 
 * `overhead`: GRPO steps on a model of SmolLM2-135M's shape with random weights (8 tasks, 8 chains, 32 tokens, one turn,
   float32, CPU). One rollout worker has the cores to itself while it generates, as the one process has; what is left is
   the way of the weights (540 MB per step, with checksums and canary), of the episodes, and Ray.
 * `scaling`: episodes of `tiny` in an environment that computes in Python (0.2 s of processor time each), with one
   worker and with two; the time of the rollouts. With fewer than four idle cores it says nothing.
+* `shared_gpu`, only where it is named: 512 episodes of three turns on a GPU (SmolLM2-135M's shape, random weights, 16
+  tokens per turn), by one process and by four workers that share its GPU; the time of the rollouts.
 
 A round is a run with either number of workers, in turn the one and the other first. The first step of a run, which
 starts workers and engines, is not counted; of the others the median is. The result is the median of the rounds'
@@ -32,10 +35,14 @@ HERE = Path(__file__).absolute()
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.gpu_legs import needs
+
+needs.prepare()
+
 import psutil
 from tests.training.cluster.lowercase_replies import LowercaseReplies
 
-from practicum.environment import Step
+from practicum.environment import Action, Message, Observation, Step
 
 CPU_SECONDS = 0.2
 OVERHEAD_LIMIT, SCALING_LIMIT = 0.10, 1.7
@@ -49,6 +56,16 @@ class CPUBoundReplies(LowercaseReplies):
         while time.thread_time() < end:
             value = value * 6364136223846793005 % 2**64
         return super()._reward()
+
+
+class ThreeTurns(LowercaseReplies):
+    """Answers two replies with a sentence, and pays for the third."""
+
+    async def step(self, action: Action) -> Step:
+        turns = len(self.trajectory_so_far().turns)
+        if turns == 3:
+            return self._reward()
+        return Step(observation=Observation((Message("user", f"{turns} of 3 replies were read; go on."),)))
 
 
 def write_model(folder: Path) -> None:
@@ -90,9 +107,20 @@ def scaling(folder: Path, name: str, steps: int, num_workers: int) -> list[str]:
     )  # fmt: skip
 
 
+def shared_gpu(folder: Path, name: str, steps: int, num_workers: int) -> list[str]:
+    share = ["actor_rollout_ref.rollout.gpus_per_worker=0.25"] if num_workers else []
+    return command(
+        folder, name, steps, f"actor_rollout_ref.model.path={folder / 'model'}", "trainer.device=cuda",
+        f"agent.environment={HERE}:ThreeTurns", "agent.max_turns=3", "data.train_batch_size=64", "agent.num_chains=8",
+        "actor_rollout_ref.rollout.response_length=16", "agent.concurrency=512",
+        f"actor_rollout_ref.rollout.num_workers={num_workers}", *share,
+    )  # fmt: skip
+
+
 CASES: dict[str, tuple[Any, tuple[int, int], str]] = {
     "overhead": (overhead, (0, 1), "timing/step"),
     "scaling": (scaling, (1, 2), "timing/rollout"),
+    "shared_gpu": (shared_gpu, (0, 4), "timing/rollout"),
 }
 """By case: the command, the two numbers of workers, and the time that is compared."""
 
@@ -138,13 +166,20 @@ def run(case: str, folder: Path, number: int, steps: int, num_workers: int) -> d
 def summarise(case: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The medians over the rounds of seconds and of the ratio."""
     first, second = map(str, CASES[case][1])
-    medians = [{number: statistics.median(one[number]["seconds"]) for number in (first, second)} for one in rounds]
-    ratios = [one[second] / one[first] if case == "overhead" else one[first] / one[second] for one in medians]
-    used = [one[second]["processor_seconds"] / one[first]["processor_seconds"] for one in rounds
-            if one[first]["processor_seconds"] and one[second]["processor_seconds"]]  # fmt: skip
+    medians = [
+        {number: statistics.median(timings[number]["seconds"]) for number in (first, second)} for timings in rounds
+    ]
+    ratios = [
+        timings[second] / timings[first] if case == "overhead" else timings[first] / timings[second]
+        for timings in medians
+    ]
+    used = [timings[second]["processor_seconds"] / timings[first]["processor_seconds"] for timings in rounds
+            if timings[first]["processor_seconds"] and timings[second]["processor_seconds"]]  # fmt: skip
     ratio = statistics.median(ratios)
     result = {
-        "median_seconds": {number: statistics.median(one[number] for one in medians) for number in (first, second)},
+        "median_seconds": {
+            number: statistics.median(timings[number] for timings in medians) for number in (first, second)
+        },
         "ratios": [round(value, 4) for value in ratios],
         "processor_ratios": [round(value, 4) for value in used],
     }
@@ -155,7 +190,7 @@ def summarise(case: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=sorted(CASES), default=sorted(CASES))
+    parser.add_argument("--only", nargs="+", choices=sorted(CASES), default=["overhead", "scaling"])
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--out", type=Path)
@@ -164,16 +199,16 @@ def main() -> int:
     results: dict[str, Any] = json.loads(args.out.read_text()) if before else {"cores": os.cpu_count()}
     with tempfile.TemporaryDirectory(prefix="ray-scaling-") as name:
         folder = Path(name)
-        if "overhead" in args.only:
+        if {"overhead", "shared_gpu"} & set(args.only):
             write_model(folder / "model")
         for case in args.only:
             rounds = results.get(case, {}).get("rounds", [])
             for number in range(len(rounds), len(rounds) + args.rounds):
                 numbers = CASES[case][1]
-                one: dict[str, Any] = {"load": os.getloadavg()[0]}
+                timings: dict[str, Any] = {"load": os.getloadavg()[0]}
                 for num_workers in numbers if number % 2 == 0 else reversed(numbers):
-                    one[str(num_workers)] = run(case, folder, number, args.steps, num_workers)
-                rounds = [*rounds, one]
+                    timings[str(num_workers)] = run(case, folder, number, args.steps, num_workers)
+                rounds = [*rounds, timings]
                 results[case] = {**summarise(case, rounds), "rounds": rounds}
                 if args.out is not None:
                     args.out.write_text(json.dumps(results, indent=1) + "\n")

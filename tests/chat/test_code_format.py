@@ -65,7 +65,7 @@ def test_replies_that_run(text: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("```python\nprint(1)", "``` at its end"),
         ("```python", "``` at its end"),
@@ -84,10 +84,10 @@ def test_replies_that_run(text: str, code: str) -> None:
         ("Run ```python\nprint(1)\n```", "``` at its end"),
     ],
 )
-def test_broken_replies_say_what_is_wrong(text: str, says: str) -> None:
+def test_broken_replies_say_what_is_wrong(text: str, message: str) -> None:
     action = CODE.parse(text, True)
     assert action.error is not None
-    assert says in action.error
+    assert message in action.error
     assert action.calls == ()
     assert action.content == ""
 

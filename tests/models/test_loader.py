@@ -6,6 +6,8 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,37 @@ def test_a_cache_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("PRACTICUM_CACHE", "/proc/cache")
     with pytest.raises(UserError, match="cannot be written to the cache '/proc/cache' .*PRACTICUM_CACHE"):
         loader.model_folder("tiny")
+
+
+def test_a_model_that_several_build_at_once_is_never_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the ranks on a new machine do: the first one's folder stays, since it is read already."""
+    num_threads = 8
+    barrier = threading.Barrier(num_threads)
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        for name in ("config.json", *map(str, range(20))):
+            (folder / name).touch()
+        barrier.wait(60)  # all are about to move theirs into place
+
+    monkeypatch.setitem(loader.BUILDERS, "tiny", build)
+
+    def inode(_: int) -> int:
+        return (Path(loader.model_folder("tiny")) / "config.json").stat().st_ino
+
+    for attempt in range(10):
+        monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path / str(attempt)))
+        with ThreadPoolExecutor(num_threads) as pool:
+            assert len(set(pool.map(inode, range(num_threads)))) == 1
+
+
+def test_an_incomplete_model_in_the_cache_is_built_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRACTICUM_CACHE", str(tmp_path))
+    folder = Path(loader.model_folder("tiny"))
+    (folder / "config.json").unlink()
+    assert Path(loader.model_folder("tiny")) == folder
+    assert (folder / "config.json").is_file()
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
 def test_a_gguf_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

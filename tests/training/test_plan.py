@@ -36,6 +36,18 @@ def test_the_points_are_the_recorded_results() -> None:
         point = points[model, "update, LoRA, 16,384 tokens"]
         assert point.seconds == pytest.approx(row["tokens"] / row["tokens/s"], rel=1e-3)
         assert point.peak_bytes == pytest.approx(row["measured peak GiB"] * 2**30, rel=1e-3)
+    for row in legs["engine, 2026-11-19"]:
+        if not row["mixed"]:
+            chains = f", {row['chains']} per prompt" * (row["chains"] > 1)
+            point = points["smollm2", f"engine, {row['batch']:,} × 200 × 128{chains}"]
+            assert point.seconds == pytest.approx(row["seconds"], rel=1e-3)
+    for row in json.loads((RESULTS / "gpu_session.json").read_text())["cases"]["table"]["figures"]:
+        rows, prompt, reply = row["cell"]
+        point = points[row["shape"].lower(), f"engine, {rows:,} × {prompt:,} × {reply}"]
+        assert point.seconds == pytest.approx(sum(run["seconds"] for run in row["runs"]) / 2, rel=1e-3)
+        if rows == 64:
+            point = points[row["shape"].lower(), "decode step, 64 rows"]
+            assert point.seconds == pytest.approx(sum(run["decode"] for run in row["runs"]) / 2 / 127, rel=2e-3)
     cpu = json.loads((RESULTS / "rl_step_cpu.json").read_text())["results"]
     for row in cpu:
         model, _, prompts = row["case"].partition(", ")

@@ -4,6 +4,7 @@ and its device and dtype, by their names."""
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -167,9 +168,14 @@ def _build(name: str, file: Path | None, folder: Path) -> None:
             BUILDERS[name](built)
         else:
             smollm2.convert(file, built)
-        if not (folder / "config.json").exists():
-            shutil.rmtree(folder, ignore_errors=True)
+        try:
             built.replace(folder)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            if not (folder / "config.json").exists():  # else another process was faster, and may use it already
+                folder.replace(Path(scratch) / "incomplete")
+                built.replace(folder)
 
 
 def _content_hash(file: Path) -> str:

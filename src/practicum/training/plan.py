@@ -118,10 +118,16 @@ class Efficiencies:
     """Host: one turn of an episode with several, beside its decoding."""
     episode_seconds: float
     """Host: one episode of a single turn."""
-    layer_seconds: float
-    """Decoding: one layer's kernels of a step, beside the bytes that they read."""
-    row_seconds: float
+    request_seconds: float = 0.0
+    """Host: one request of the engine alone, which the two before include."""
+    layer_seconds: float = 0.0
+    """Decoding: one layer's kernels of a step, beside their bytes and FLOPs."""
+    row_seconds: float = 0.0
     """Decoding: one row of a step, with a vocabulary of 49,152."""
+    decode_bandwidth: float = 1.0
+    """Decoding: share of the bandwidth at which weights, keys and values are read."""
+    decode_compute: float = 1.0
+    """Decoding: share of the peak."""
 
     def at(self, rates: Sequence[float], hidden: int) -> float:
         """The rate at a hidden size, on the straight line between the measured ones."""
@@ -134,14 +140,14 @@ class Efficiencies:
 
 EFFICIENCIES = {
     True: Efficiencies(
-        (576, 2048, 3584), (0.31, 0.33, 0.455), (0.22, 0.22, 0.22), 2e-4, 8e-4, 3.3e-4, 26.3e-6, 0.67e-6
+        hidden=(576, 2048, 3584), update=(0.31, 0.33, 0.455), prefill=(0.75, 0.75, 0.75), sequence_seconds=2e-4,
+        turn_seconds=8e-4, episode_seconds=4e-4, request_seconds=1.9e-4, layer_seconds=27.9e-6, row_seconds=0.55e-6,
+        decode_bandwidth=0.9, decode_compute=0.65,
     ),
-    False: Efficiencies((160, 576), (32e9, 46e9), (16e9, 33e9), 2e-4, 2e-3, 3e-4, 0.0, 0.0),
-}
-"""By whether it is a GPU. H200, SmolLM2-135M, Qwen2.5-3B's and 7B's shapes; two CPU cores, tiny and SmolLM2-135M."""
-SLOW_PRODUCT_SECONDS = 22.7e-9
-"""Per inner element and layer: down-projections of up to 64 rows to fewer than 2,048 columns, whose sums are not split
-(docs/gpu.md; measured on Qwen2.5-1.5B's shape)."""
+    False: Efficiencies((160, 576), (32e9, 46e9), (16e9, 33e9), 2e-4, 2e-3, 3e-4),
+}  # fmt: skip
+"""By whether it is a GPU. H200: updates of SmolLM2-135M, Qwen2.5-3B's and 7B's shapes, and prompts and decoding of
+shapes from SmolLM2-135M to Qwen2.5-7B (`benchmarks/plan_rates.py` fits those); two CPU cores: tiny and SmolLM2-135M."""
 LOGIT_CELLS = 1 << 27
 """Logits that the LM head's kernel computes at once, about."""
 CPU_LOGITS = 4_000_000
@@ -368,6 +374,18 @@ def forward_seconds(size: Shape, hardware: Hardware, work: StepWorkload) -> floa
 def rollout_seconds(size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int = 1) -> float:
     """Seconds of the episodes of one rank; tools and environments take their own time beside it."""
     efficiencies = EFFICIENCIES[hardware.on_gpu]
+    host = efficiencies.episode_seconds if work.turns <= 1 else efficiencies.turn_seconds * work.turns
+    return _generation_seconds(size, hardware, work, num_ranks, host)
+
+
+def generation_seconds(size: Shape, hardware: Hardware, work: StepWorkload) -> float:
+    """Seconds of the engine alone, without agents: one request per sequence."""
+    return _generation_seconds(size, hardware, work, 1, EFFICIENCIES[hardware.on_gpu].request_seconds)
+
+
+def _generation_seconds(
+    size: Shape, hardware: Hardware, work: StepWorkload, num_ranks: int, host_seconds: float
+) -> float:
     groups = -(-work.groups // num_ranks)  # the episodes of a group are on one rank
     sequences = groups * work.chains
     rows = min(work.max_num_seqs, sequences)
@@ -376,11 +394,10 @@ def rollout_seconds(size: Shape, hardware: Hardware, work: StepWorkload, num_ran
     waves = sequences / rows
     prompt_tokens = groups * work.prompt_tokens
     prefill = forward_flops(size, prompt_tokens, 0) / _rate(size, hardware, prefill=True)
-    host = efficiencies.episode_seconds if work.turns <= 1 else efficiencies.turn_seconds * work.turns
     steps = waves * work.turns * work.reply_tokens
     shared = work.prompt_tokens * (1 / work.chains)
     context = shared + work.turns * work.reply_tokens / 2
-    return prefill + sequences * host + steps * decode_seconds(size, hardware, rows, context)
+    return prefill + sequences * host_seconds + steps * decode_seconds(size, hardware, rows, context)
 
 
 def decode_seconds(size: Shape, hardware: Hardware, rows: int, context: float) -> float:
@@ -390,11 +407,9 @@ def decode_seconds(size: Shape, hardware: Hardware, rows: int, context: float) -
         flops = forward_flops(size, rows, rows) + attention_flops(size, rows, context)
         return flops / _rate(size, hardware, prefill=True)
     read = 2.0 * size.weights + rows * context * 4.0 * size.layers * size.kv_width
-    compute = forward_flops(size, rows, rows) / _rate(size, hardware)
+    compute = forward_flops(size, rows, rows) / ((hardware.peak or 0.0) * efficiencies.decode_compute)
     kernels = size.layers * efficiencies.layer_seconds + rows * efficiencies.row_seconds * size.vocabulary / 49152
-    if rows <= 64 and size.hidden < 2048 < size.inner:
-        kernels += size.layers * size.inner * SLOW_PRODUCT_SECONDS
-    return max(read / hardware.bandwidth, compute) + kernels
+    return read / (hardware.bandwidth * efficiencies.decode_bandwidth) + compute + kernels
 
 
 def workload_of(

@@ -201,9 +201,9 @@ def plant_a_stale_update(bench: Bench, size: float, monkeypatch: pytest.MonkeyPa
     bench.learn(size)
     with pytest.raises(
         WeightUpdateError, match=f"version {bench.run.policy.version} did not reach the engine"
-    ) as caught:
+    ) as exc_info:
         bench.update_weights()
-    print(f"\n{caught.value}")
+    print(f"\n{exc_info.value}")
     monkeypatch.undo()
     shutil.rmtree(old)
 

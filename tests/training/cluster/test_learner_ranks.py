@@ -1,16 +1,21 @@
-"""What a failure of learner ranks is taken for."""
+"""Where learner ranks are placed, and what a failure of one is taken for."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
-from practicum.training.cluster import learner_ranks
-from practicum.training.cluster.learner_ranks import Ending, RankActor, _cause
+from practicum.training.cluster import rank_actor
+from practicum.training.cluster.learner_ranks import Ending, _cause, choose_first_node, make_job
+from practicum.training.cluster.rank_actor import RankActor
 from practicum.training.ranks import is_lost_connection
 
 LOST = ("ranks_lost", "Rank 0 has lost the other ranks")
@@ -23,6 +28,14 @@ def test_a_rank_that_was_ended_from_outside_is_the_cause() -> None:
         assert _cause([Ending(0, 1, None, "RuntimeError: Broken pipe"), dead]) is dead
         assert _cause([Ending(0, 2, LOST), dead]) is dead
     assert _cause([Ending(0, 2, LOST)]).rank == 0
+
+
+def test_a_rank_that_ray_has_ended_is_started_again() -> None:
+    """Its node died and came back a moment before, with the same address."""
+    line = "[2026-11-19 21:43:27,028 C 19928 19928] raylet_ipc_client.cc:85: Failed to connect to socket at address:x\n"
+    lost = Ending(0, 1, None, "[W1119 socket.cpp:207] [c10d] no hostname\n" + line + "*** StackTrace Information ***\n")
+    assert _cause([Ending(1, 2, LOST), lost]) is lost
+    assert lost.describe() == "rank 0 was ended by Ray, which has lost its node"
 
 
 def test_an_error_of_the_program_is_none_to_start_again_from() -> None:
@@ -60,7 +73,7 @@ def test_the_message_of_an_error_is_kept_where_a_long_stack_follows(
         "    print(f'frame #{i}: <unknown function> + 0x7cd', file=sys.stderr)\n"
         "sys.exit(1)\n"
     )
-    monkeypatch.setattr(learner_ranks, "MODULE", "failing_rank")
+    monkeypatch.setattr(rank_actor, "MODULE", "failing_rank")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
 
     async def run() -> tuple[int, str]:
@@ -71,3 +84,25 @@ def test_the_message_of_an_error_is_kept_where_a_long_stack_follows(
         return code, stderr
 
     assert asyncio.run(run()) == (1, "RuntimeError: something is wrong\n")
+
+
+def node(address: str, cpus: float, alive: bool = True) -> dict[str, Any]:
+    return {"NodeManagerAddress": address, "Alive": alive, "Resources": {"CPU": cpus, f"node:{address}": 1.0}}
+
+
+def test_rank_0_is_on_the_machine_of_the_driver_where_it_fits() -> None:
+    """It writes the run's folder: on another machine, after a failure, it would begin from nothing."""
+    job = make_job(
+        "train", resolve_train(["trainer.device=cpu", "trainer.nnodes=2", "trainer.n_gpus_per_node=2"]), None
+    )
+    nodes = [node("10.0.0.1", 4), node("10.0.0.2", 4), node("10.0.0.3", 1)]
+    assert choose_first_node(nodes, "10.0.0.2", job) == "10.0.0.2"
+    assert choose_first_node(nodes, "10.0.0.3", job) == "10.0.0.1"
+    assert choose_first_node([node("10.0.0.1", 4, alive=False), *nodes[1:]], "10.0.0.3", job) == "10.0.0.2"
+    assert choose_first_node(nodes[2:], "10.0.0.3", job) is None
+
+
+def test_the_process_beside_a_rank_imports_no_torch() -> None:
+    """Otherwise every rank starts seconds later and takes 400 MB more."""
+    code = "import sys, practicum.training.cluster.rank_actor; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

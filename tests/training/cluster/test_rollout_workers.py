@@ -129,7 +129,7 @@ def test_a_configuration_travels_as_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         (["trainer.overlap=true"], "does not go with actor_rollout_ref.rollout.num_workers=2 yet"),
         (["agent.stream=true", "agent.num_chains=1"], "episodes run in other processes"),
@@ -138,8 +138,8 @@ def test_a_configuration_travels_as_text() -> None:
         (["actor_rollout_ref.rollout.min_workers=3"], "fewer than rollout.min_workers=3"),
     ],
 )
-def test_what_workers_cannot_do_is_refused(more: list[str], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_what_workers_cannot_do_is_refused(more: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         resolve_train([WORKERS, *more])
 
 

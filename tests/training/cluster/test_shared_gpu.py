@@ -41,12 +41,12 @@ def test_a_share_is_of_one_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "share", "says"),
+    ("num_workers", "share", "message"),
     [(0, 0.25, "gpus_per_worker=0.25 is for rollout workers"), (2, 1.5, "gpus_per_worker=1.5: a worker takes a part")],
 )
-def test_a_share_without_workers_or_of_several_gpus_is_refused(num_workers: int, share: float, says: str) -> None:
+def test_a_share_without_workers_or_of_several_gpus_is_refused(num_workers: int, share: float, message: str) -> None:
     rollout = "actor_rollout_ref.rollout."
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         resolve_train([f"{rollout}num_workers={num_workers}", f"{rollout}gpus_per_worker={share}"])
 
 

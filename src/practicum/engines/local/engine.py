@@ -106,8 +106,7 @@ class LocalEngine:
     ) -> None:
         if max_batch < 1:
             raise UserError("The engine needs room for at least one request (actor_rollout_ref.rollout.max_num_seqs).")
-        self.decoder = decoder
-        self.renderer = renderer
+        self.decoder, self.renderer = decoder, renderer
         self.max_batch = -(-max_batch // BATCH_MULTIPLE) * BATCH_MULTIPLE
         on_gpu, is_small = decoder.device.type == "cuda", decoder.shape.hidden < 512
         self.settings = RunnerSettings(

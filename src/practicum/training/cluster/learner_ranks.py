@@ -14,10 +14,7 @@ import json
 import os
 import re
 import signal
-import socket
-import sys
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +27,7 @@ from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.training.build import StepCallback, TrainResult
 from practicum.training.cluster import ray_session
+from practicum.training.cluster.rank_actor import RAY_THREADS, RankActor
 from practicum.training.cluster.rank_process import INTERRUPTED
 from practicum.training.settings import find_device
 from practicum.utils.terminal import Progress
@@ -38,72 +36,8 @@ GRACE_SECONDS = 10.0
 """Seconds in which the other ranks may end by themselves after one has failed."""
 MAX_FAILURES = 3
 """Failures in a row without a new step, after which the run stops."""
-STDERR_LINES = 40
-C_FRAME = re.compile(rb"\[0x[0-9a-f]+\]|^frame #\d")
-"""A line of a stack trace of C code, of which errors of torch have a hundred behind the message."""
-MODULE = "practicum.training.cluster.rank_process"
-
-
-class RankActor:
-    """Starts the process of one rank on its node and passes on what it tells."""
-
-    def __init__(self) -> None:
-        self._process: asyncio.subprocess.Process | None = None
-        self._events: asyncio.Queue[Any] = asyncio.Queue()
-        self._stderr: deque[str] = deque(maxlen=STDERR_LINES)
-
-    async def start(self, request: str, env: dict[str, str], folder: str) -> str:
-        """Start the process; returns the name of the host."""
-        own = {key: value for key, value in os.environ.items() if key not in RAY_THREADS or key in env}
-        self._process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE),
-            env={**own, **env},
-            cwd=folder if Path(folder).is_dir() else None,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            limit=2**24,
-        )
-        assert self._process.stdin is not None
-        self._process.stdin.write(request.encode() + b"\n")
-        await self._process.stdin.drain()
-        self._pump = asyncio.create_task(self._read())  # kept: a task without a reference may be collected
-        return socket.gethostname()
-
-    async def _read(self) -> None:
-        process = self._process
-        assert process is not None
-        assert process.stdout is not None
-        assert process.stderr is not None
-
-        async def read_stderr(stream: asyncio.StreamReader) -> None:
-            async for line in stream:
-                if not C_FRAME.search(line):
-                    self._stderr.append(line.decode(errors="replace"))
-
-        errors = asyncio.create_task(read_stderr(process.stderr))
-        async for line in process.stdout:
-            await self._events.put(json.loads(line))
-        await errors
-        await self._events.put(["exit", [await process.wait(), "".join(self._stderr)]])
-
-    async def next_event(self) -> Any:
-        """Wait for the next event: its kind and value. The last one is `exit`."""
-        return await self._events.get()
-
-    async def signal(self, signal_number: int) -> None:
-        if self._process is not None and self._process.returncode is None:
-            self._process.send_signal(signal_number)
-
-    async def stop(self) -> None:
-        """Kill the process, and wait for its end."""
-        if self._process is not None and self._process.returncode is None:
-            self._process.kill()
-            await self._process.wait()
-
-
-RAY_THREADS = ("OMP_NUM_THREADS",)
-"""What Ray sets for its own processes; a rank has the threads that it would have without Ray."""
+RAY_FATAL = re.compile(r"^\[[-\d]+ [:,\d]+ C \d+ \d+\] ", re.MULTILINE)
+"""The line with which Ray ends a process, as where the node that it asks for has died and Ray has not noticed yet."""
 
 
 @dataclass
@@ -117,14 +51,18 @@ class Ending:
 
     @property
     def died(self) -> bool:
-        """Whether something ended it from outside."""
-        return self.code is None or self.code < 0
+        """Whether something ended it from outside: a signal, the end of its node, or Ray, whose node is gone."""
+        if self.code is None or self.code < 0:
+            return True
+        return self.failure is None and RAY_FATAL.search(self.stderr) is not None
 
     def describe(self) -> str:
         if self.code is None:
             return f"rank {self.rank} was lost with its node or its supervisor"
         if self.code < 0:
             return f"rank {self.rank} was killed by signal {-self.code}"
+        if self.died:
+            return f"rank {self.rank} was ended by Ray, which has lost its node"
         return f"rank {self.rank} ended ({(self.failure or ('', f'exit status {self.code}'))[1]})"
 
 
@@ -167,6 +105,8 @@ class RankSupervisor:
     last_step: int = 0
     actors: list[Any] = field(default_factory=list)
     num_signals: int = 0
+    first_node: str | None = None
+    """The address of the machine that rank 0 is on, however often it is started: it has the run's folder."""
 
     async def run(self) -> TrainResult:
         loop, failures, step_before = asyncio.get_running_loop(), 0, -1
@@ -174,6 +114,11 @@ class RankSupervisor:
             for signal_number in (signal.SIGINT, signal.SIGTERM):
                 loop.add_signal_handler(signal_number, self._pass_on, signal_number)
         host = self.ray.util.get_node_ip_address()
+        self.first_node = choose_first_node(self.ray.nodes(), host, self.job)
+        if self.first_node not in (None, host):
+            self.log(
+                f"Rank 0, which writes the run's folder, is on {self.first_node}: this machine is too small for it."
+            )
         for attempt in range(10_000):
             # A store of its own: addresses of ranks that are gone must not be found.
             store = TCPStore(host, 0, is_master=True, wait_for_workers=False)
@@ -187,23 +132,24 @@ class RankSupervisor:
             step_before = self.last_step
             if failures >= MAX_FAILURES:
                 raise UserError(f"Ranks failed {failures} times without a new step ({cause.describe()}).")
-            self.log(
-                f"After step {self.last_step}, {cause.describe()}; all ranks start again from the last checkpoint."
-            )
+            when = f"After step {self.last_step}" if self.last_step else "Before the first step"
+            self.log(f"{when}, {cause.describe()}; all ranks start again from the last checkpoint.")
         raise AssertionError("unreachable")
 
     async def _run_once(self, host: str, port: int, attempt: int) -> list[Ending]:
         """Start all ranks and follow them to their end."""
         job, per_node, on_gpu = self.job, self.job.per_node, self.job.on_gpu
         bundle = {"CPU": float(per_node), **({"GPU": float(per_node)} if on_gpu else {})}
+        first = bundle if self.first_node is None else {**bundle, f"node:{self.first_node}": 0.001}
         group = self.ray.util.placement_group(
-            [bundle] * job.nnodes, strategy="STRICT_SPREAD" if job.nnodes > 1 else "STRICT_PACK"
+            [first, *[bundle] * (job.nnodes - 1)], strategy="STRICT_SPREAD" if job.nnodes > 1 else "STRICT_PACK"
         )
         try:
             if not await asyncio.to_thread(group.wait, ray_session.START_SECONDS):
+                where = "" if self.first_node is None else f", {self.first_node} among them"
                 raise UserError(
                     f"The Ray cluster has no {job.nnodes} machines with {per_node} free "
-                    f"{'GPUs' if on_gpu else 'CPUs'} each; lower nnodes or n_gpus_per_node."
+                    f"{'GPUs' if on_gpu else 'CPUs'} each{where}; lower nnodes or n_gpus_per_node."
                 )
             make = self.ray.remote(RankActor)
             strategy = self.ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy
@@ -310,6 +256,18 @@ def _cause(endings: list[Ending]) -> Ending:
         if ending.code not in (0, INTERRUPTED) and ending.failure is None:
             raise RuntimeError(f"Rank {ending.rank} failed:\n{ending.stderr}")
     return next(ending for ending in endings if ending.code != 0)
+
+
+def choose_first_node(nodes: Sequence[Mapping[str, Any]], host: str, job: RankJob) -> str | None:
+    """The address of the machine for rank 0: that of the driver where it is large enough, else the first one that is.
+
+    None: no machine is large enough now. Ray offers every machine as a resource of the name `node:ADDRESS`.
+    """
+    kind = "GPU" if job.on_gpu else "CPU"
+    addresses: list[str] = sorted(
+        node["NodeManagerAddress"] for node in nodes if node["Alive"] and node["Resources"].get(kind, 0) >= job.per_node
+    )
+    return host if host in addresses else next(iter(addresses), None)
 
 
 def make_job(command: str, resolved: Resolved[Any], model_folder: str | Path | None) -> RankJob:
