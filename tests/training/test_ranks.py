@@ -15,7 +15,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from practicum.cli.main import main
-from practicum.config.resolve import Launch, read_launch, resolve_train
+from practicum.config.launch import Launch, read_launch
+from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
 from practicum.training import ranks
 from tests.training.rank_runs import carry_out
@@ -164,7 +165,11 @@ def test_the_launch_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch
     [
         (["trainer.nnodes=3"], "the launcher has started ranks on 2"),
         (["trainer.n_gpus_per_node=8"], "has started 2 ranks per machine"),
-        (["actor_rollout_ref.rollout.name=vllm"], "does not go with 4 ranks yet"),
+        (["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.vllm.url=http://a:1"], "is one server"),
+        (
+            ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"],
+            "size=4 does not divide the 2 ranks of a machine",
+        ),
         (["trainer.overlap=true"], "does not go with 4 ranks yet"),
         (["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "only a learner that is sharded"),
         ([f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.fsdp_config.param_offload=true"], "together"),
