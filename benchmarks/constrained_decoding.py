@@ -1,11 +1,13 @@
 """What it costs per token to hold replies to a form: without one, a regular expression, a JSON schema.
 
-    python benchmarks/constrained_decoding.py [--model tiny] [--device cpu] [--batch 64] [--repeats 4] [--out FILE]
-    python benchmarks/constrained_decoding.py --model Qwen2.5-1.5B     random weights of a shape of gpu_session.py
+    python benchmarks/constrained_decoding.py [--models tiny] [--device cpu] [--batch 64] [--repeats 4] [--out FILE]
+    python benchmarks/constrained_decoding.py --models SmolLM2-135M,Qwen2.5-1.5B --tokenizer FOLDER
 
-The processor time of the engine's thread per token is what a loaded machine can still measure: on a CPU the masks are
-computed by another thread beside it. Wall time is printed per token and per decode step: on a GPU a step with fewer
-requests takes as long, and replies of one form end earlier than those of another. Medians; the cases take turns.
+`tiny`, a model folder, or random weights of a shape of gpu_session.py, with the tokenizer of `tiny` or of a folder: the
+masks of a larger vocabulary take longer. Every form has an engine of its own, which is warmed up once; then the forms
+take turns. Every reply has `--tokens` tokens. Medians of the clock per token and of the processor time per token of the
+engine's thread, which is what a loaded machine can still measure: on a CPU the masks are computed by another thread
+beside it. FILE is complete after every model.
 """
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from gpu_legs import needs
+
+needs.prepare()
 import torch
 from gpu_legs.common import SMOLLM2, Size, make_wide_model
 from gpu_session import SHAPES as QWEN_SHAPES
@@ -36,54 +41,101 @@ from practicum.models import loader
 from practicum.models.decoder import Decoder
 from practicum.task import Task
 
-TEXT = {"type": "string", "minLength": 100, "maxLength": 400}
+TEXT = {"type": "string", "minLength": 2000}
 SCHEMA = {"type": "object", "properties": {"name": TEXT, "n": {"type": "integer"}}, "required": ["name", "n"]}
 TASK = Task("b", "bench", "train")
 SHAPES = {"SmolLM2-135M": {"model_type": "llama", **SMOLLM2}, **QWEN_SHAPES}
 FORMS: dict[str, dict[str, Any] | None] = {
     "free": None,
-    "regex": {"type": "regex", "regex": "([a-z ]|[0-9])*"},
+    "regex": {"type": "regex", "regex": "([a-z ]|[0-9]){2000,}"},
     "schema": {"type": "json_schema", "json_schema": {"schema": SCHEMA}},
 }
+"""No reply may end before it has all its tokens, so that the forms have batches of the same size."""
 
 
-def measure(
-    decoder: Decoder, renderer: Renderer, form: dict[str, Any] | None, batch: int, tokens: int
-) -> Sequence[float]:
-    """Microseconds per token of the engine's thread and of the clock, and microseconds per step of the clock."""
-    engine = LocalEngine(decoder, renderer, max_batch=batch)
-    decode, spent, rows = engine.runner.decode, 0.0, 0
+class Case:
+    """An engine whose requests have one form."""
 
-    def timed(running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
-        nonlocal spent, rows
-        started = time.thread_time()
-        output = decode(running, end_ids)
-        spent += time.thread_time() - started
-        rows += len(output.tokens)
-        return output
+    def __init__(self, decoder: Decoder, renderer: Renderer, form: dict[str, Any] | None, batch: int) -> None:
+        self.engine = LocalEngine(decoder, renderer, max_batch=batch)
+        self.form, self.batch, self.loop = form, batch, asyncio.new_event_loop()
+        self.spent = 0.0
+        decode = self.engine.runner.decode
 
-    engine.runner.decode = timed  # type: ignore[method-assign]
-    requests = [
-        Request(tuple(range(30, 60)), Sampling(seed=seed, max_tokens=tokens), TASK, Observation(),
-                (), response_format=form)
-        for seed in range(batch)
-    ]  # fmt: skip
+        def timed(running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
+            started = time.thread_time()
+            try:
+                return decode(running, end_ids)
+            finally:
+                self.spent += time.thread_time() - started
 
-    async def run() -> list[Generation]:
-        try:
-            return list(await asyncio.gather(*map(engine.generate, requests)))
-        finally:
-            await engine.close()
+        self.engine.runner.decode = timed  # type: ignore[method-assign]
 
-    started = time.perf_counter()
-    count = sum(len(reply.ids) for reply in asyncio.run(run()))
-    seconds, steps = time.perf_counter() - started, engine.settings.steps_per_decode if form is None else 1
-    return spent / (rows * steps) * 1e6, seconds / count * 1e6, seconds / engine.stats.decode_steps * 1e6
+    def measure(self, tokens: int) -> Sequence[float]:
+        """Microseconds per token of the engine's thread in the runner and of the clock, and per step of the clock."""
+        requests = [
+            Request(tuple(range(30, 60)), Sampling(seed=seed, max_tokens=tokens), TASK, Observation(), (),
+                    response_format=self.form)
+            for seed in range(self.batch)
+        ]  # fmt: skip
+
+        async def run() -> list[Generation]:
+            return list(await asyncio.gather(*map(self.engine.generate, requests)))
+
+        self.spent, steps, started = 0.0, self.engine.stats.decode_steps, time.perf_counter()
+        replies = self.loop.run_until_complete(run())
+        seconds, count = time.perf_counter() - started, sum(len(reply.ids) for reply in replies)
+        if count != self.batch * tokens:
+            raise SystemExit(f"{self.batch} replies have {count} tokens")
+        steps = self.engine.stats.decode_steps - steps
+        return self.spent / count * 1e6, seconds / count * 1e6, seconds / steps * 1e6
+
+    def close(self) -> None:
+        self.loop.run_until_complete(self.engine.close())
+        self.loop.close()
+
+
+def load(name: str, device: loader.Device, tokenizer: str) -> tuple[Any, Renderer]:
+    """The model of a name, and a renderer whose replies never end by themselves."""
+    if name in SHAPES:
+        size = Size(device=str(device.device), dtype=device.dtype or torch.float32)
+        loaded = loader.LoadedModel(make_wide_model(SHAPES[name], size), loader.load_tokenizer(tokenizer), name)
+    else:
+        loaded = loader.load(name, device.dtype, device.device)
+    renderer = Renderer(loaded.tokenizer, None, loaded.end_ids)
+    return loaded.model, renderer
+
+
+def compare(model: Any, renderer: Renderer, args: argparse.Namespace) -> dict[str, Any]:
+    """The medians of the forms, and each one's ratio to replies without a form."""
+    decoder = Decoder(model)
+    free = Renderer(renderer.tokenizer, None, renderer.end_ids)
+    free.end_ids = ()
+    cases = {name: Case(decoder, renderer if form else free, form, args.batch) for name, form in FORMS.items()}
+    rows: dict[str, list[Sequence[float]]] = {name: [] for name in FORMS}
+    for repeat in range(args.repeats + 1):  # the first one builds what is built once
+        for name, case in cases.items():
+            figures = case.measure(args.tokens)
+            if repeat:
+                rows[name].append(figures)
+    for case in cases.values():
+        case.close()
+    medians = {name: [statistics.median(column) for column in zip(*each, strict=True)] for name, each in rows.items()}
+    pairs = {
+        name: [own[1] / other[1] for own, other in zip(each, rows["free"], strict=True)] for name, each in rows.items()
+    }
+    keys = ("thread us/token", "us/token", "us/step")
+    return {
+        name: {**dict(zip(keys, values, strict=True)), "against free": statistics.median(pairs[name]),
+               "ratios": pairs[name]}
+        for name, values in medians.items()
+    }  # fmt: skip
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="tiny")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="tiny")
+    parser.add_argument("--tokenizer", default="tiny", help="of random weights: a folder, or tiny")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--tokens", type=int, default=96)
@@ -91,35 +143,19 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     device = loader.resolve_device(args.device, "auto")
-    if args.model in SHAPES:
-        size = Size(device=str(device.device), dtype=device.dtype or torch.float32)
-        wide = make_wide_model(SHAPES[args.model], size)
-        loaded = loader.LoadedModel(wide, loader.load_tokenizer("tiny"), args.model)
-    elif args.model == "tiny" and args.device == "cpu":
-        loaded = loader.load_tiny(0)
-    else:
-        loaded = loader.load(args.model, device.dtype, device.device)
-    decoder, renderer = Decoder(loaded.model), Renderer(loaded.tokenizer, None, loaded.end_ids)
-    seconds_by_form: dict[str, list[Sequence[float]]] = {name: [] for name in FORMS}
-    for repeat in range(args.repeats + 1):  # the first one builds what is built once
-        for name, form in FORMS.items():
-            figures = measure(decoder, renderer, form, args.batch, args.tokens)
-            if repeat:
-                seconds_by_form[name].append(figures)
-    medians = {
-        name: [statistics.median(column) for column in zip(*rows, strict=True)]
-        for name, rows in seconds_by_form.items()
-    }
-    for name, (thread, wall, step) in medians.items():
-        more = ", ".join(f"{a / b - 1:+.1%}" for a, b in zip(medians[name], medians["free"], strict=True))
-        print(
-            f"{name:7} {thread:8.1f} µs per token of the engine's thread, {wall:8.1f} of the clock, "
-            f"{step:8.1f} per step of the clock ({more} against free)"
-        )
-    if args.out is not None:
-        args.out.write_text(
-            json.dumps({"arguments": {k: str(v) for k, v in vars(args).items()}, **medians}, indent=1) + "\n"
-        )
+    results: dict[str, Any] = {"arguments": {key: str(value) for key, value in vars(args).items()}}
+    for name in args.models.split(","):
+        results[name] = compare(*load(name, device, args.tokenizer), args)
+        for form, row in results[name].items():
+            print(
+                f"{name} {form:7} {row['thread us/token']:8.1f} µs per token of the engine's thread, "
+                f"{row['us/token']:8.1f} of the clock, {row['us/step']:8.1f} a step; {row['against free']:.3f} of free",
+                flush=True,
+            )
+        if args.out is not None:
+            args.out.write_text(json.dumps(results, indent=1) + "\n")
+        if str(device.device).startswith("cuda"):
+            torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

@@ -60,8 +60,8 @@ class Timed(MixEnvironment):
         finally:
             self.add("step", started)
 
-    def add(self, what: str, started: float) -> None:
-        key = f"{self._name} {what}"
+    def add(self, name: str, started: float) -> None:
+        key = f"{self._name} {name}"
         self.spent[key] = self.spent.get(key, 0.0) + time.perf_counter() - started
 
 

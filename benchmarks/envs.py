@@ -47,7 +47,7 @@ RESULTS = Path(__file__).parent / "results" / "envs.json"
 NEEDED = {"babyai": 0.8, "textcraft": 0.8, "sat": 0.8, "alfworld": 5.0, "sciworld": 4.0}
 """What each ratio is to be at least."""
 Side = Callable[[int], float]
-"""One round: steps a second. Its number says where it begins."""
+"""One round: steps per second. Its number says where it begins."""
 
 
 def babyai_sides(steps: int) -> tuple[Side, Side]:
@@ -110,27 +110,27 @@ def textcraft_sides(steps: int) -> tuple[Side, Side]:
 
     def raw(round_index: int) -> float:
         environment = TextCraft(minecraft_dir=str(folder))
-        done, started, won = 0, time.process_time(), 0
+        done, started, reward_sum = 0, time.process_time(), 0
         for task, commands in itertools.cycle(ways):
             environment.inventory, environment.goal = {}, "minecraft:" + str(task.fields["goal"]).replace(" ", "_")
             for command in commands:
-                won += environment.step(command.content)[1]
+                reward_sum += environment.step(command.content)[1]
             done += len(commands)
             if done >= steps:
-                assert won, "the package did not understand these commands"
+                assert reward_sum, "the package did not understand these commands"
                 return done / (time.process_time() - started)
         raise AssertionError
 
     def ours(round_index: int) -> float:
         async def run_steps() -> float:
-            done, started, won = 0, time.process_time(), 0.0
+            done, started, reward_sum = 0, time.process_time(), 0.0
             for task, commands in itertools.cycle(ways):
                 await environment.reset(task, 0)
                 for command in commands:
-                    won += (await environment.step(command)).reward
+                    reward_sum += (await environment.step(command)).reward
                 done += len(commands)
                 if done >= steps:
-                    assert won
+                    assert reward_sum
                     return done / (time.process_time() - started)
             raise AssertionError
 
@@ -197,31 +197,31 @@ def stock_sides(name: str) -> tuple[Any, Any, list[Any], Any]:
     if name == "alfworld":
         pool = alfworld.pool_of(1)
         ways = [(n, [*pool.ask("plan", game=n, expert="walkthrough"), "look", "inventory", "sing"]) for n in (1, 2, 6)]
-        mine = engines.ours(pool, lambda game: {"game": game, "expert": ""}, {}, ["text", "legal"])
-        theirs, process = engines.stock(engines.STOCK_ALFWORLD)
-        return theirs, mine, ways, process
+        practicum = engines.ours(pool, lambda game: {"game": game, "expert": ""}, {}, ["text", "legal"])
+        stock, process = engines.stock(engines.STOCK_ALFWORLD)
+        return stock, practicum, ways, process
     pool = sciworld.pool_of()
     named = [["find-animal", 15], ["power-component", 1]]
     ways = [(variation, pool.ask("gold", task=variation[0], variation=variation[1])) for variation in named]
-    mine = engines.ours(
+    practicum = engines.ours(
         pool,
         lambda variation: {"task": variation[0], "variation": variation[1], "gold": False},
         {"legal": False},
         ["text", "score"],
     )
-    theirs, process = engines.stock(engines.STOCK_SCIWORLD)
-    return theirs, mine, ways, process
+    stock, process = engines.stock(engines.STOCK_SCIWORLD)
+    return stock, practicum, ways, process
 
 
 def stock_compared(name: str, rounds: int) -> dict[str, Any]:
     """ALFWorld or ScienceWorld against the stock package, by the clock: both run in other processes."""
-    theirs, mine, ways, process = stock_sides(name)
+    stock, practicum, ways, process = stock_sides(name)
     try:
-        theirs(ways[0]), mine(ways[0])  # the first of each starts processes and fills caches
+        stock(ways[0]), practicum(ways[0])  # the first of each starts processes and fills caches
         rates, same = [], True
         for _ in range(rounds):
             for way in ways:
-                (_, b, expected), (_, d, actual) = theirs(way), mine(way)
+                (_, b, expected), (_, d, actual) = stock(way), practicum(way)
                 same = same and expected == actual
                 rates.append((len(way[1]) / b, len(way[1]) / d))
     finally:

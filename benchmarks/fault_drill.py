@@ -147,19 +147,19 @@ def read(folder: Path, name: str, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "practicum" / name / file).read_text().splitlines()]
 
 
-def equal_steps(drill: list[dict[str, Any]], calm: list[dict[str, Any]]) -> int:
+def equal_steps(drill: list[dict[str, Any]], undisturbed: list[dict[str, Any]]) -> int:
     """The number of first steps in which no loss differs by more than the limit."""
-    for count, (mine, theirs) in enumerate(zip(drill, calm, strict=False)):
-        if mine.keys() & set(LOSSES) != theirs.keys() & set(LOSSES):
+    for count, (drill_step, undisturbed_step) in enumerate(zip(drill, undisturbed, strict=False)):
+        if drill_step.keys() & set(LOSSES) != undisturbed_step.keys() & set(LOSSES):
             return count
-        if any(abs(mine[name] - theirs[name]) > LOSS_LIMIT for name in LOSSES if name in mine):
+        if any(abs(drill_step[name] - undisturbed_step[name]) > LOSS_LIMIT for name in LOSSES if name in drill_step):
             return count
-    return min(len(drill), len(calm))
+    return min(len(drill), len(undisturbed))
 
 
 def check(folder: Path, steps: int) -> dict[str, Any]:
     """What is right of the disturbed run, and its difference to the undisturbed one."""
-    drill, calm = read(folder, "drill", "metrics.jsonl"), read(folder, "calm", "metrics.jsonl")
+    drill, undisturbed = read(folder, "drill", "metrics.jsonl"), read(folder, "calm", "metrics.jsonl")
     rollouts = [[(row[0], row[1]) for row in event["episodes"]]
                 for event in read(folder, "drill", "rollout_ledger.jsonl") if event["event"] == "rollout"]  # fmt: skip
     per_step = Counter(key[0].split("/")[0] for key in {key for rollout in rollouts for key in rollout})
@@ -167,9 +167,9 @@ def check(folder: Path, steps: int) -> dict[str, Any]:
     once = all(len(set(rollout)) == len(rollout) for rollout in rollouts)
     trained = all(line["rollout/episodes"] == TASKS * CHAINS for line in drill)
     first = steps - max(2, steps // 4)
-    pairs = list(zip(drill[first:], calm[first:], strict=False))
+    pairs = list(zip(drill[first:], undisturbed[first:], strict=False))
     reward = clustered_mean([a["reward/mean"] - b["reward/mean"] for a, b in pairs], range(len(pairs)))
-    equal = equal_steps(drill, calm)
+    equal = equal_steps(drill, undisturbed)
     return {
         "num_steps": steps,
         "steps": [line["step"] for line in drill] == list(range(1, steps + 1)),

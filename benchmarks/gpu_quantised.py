@@ -103,7 +103,8 @@ def commands(record: Record, folder: Path, kind: str, key: str, args: argparse.N
         ["--episodes", str(folder / "shown")],
         ["data.dataset_path=" + str(folder / "pairs.jsonl")],
     )
-    policy = ["--policy", f"{sft}/model" if "sft" in args.only else args.model, "--dtype", kind]
+    own = ["--policy", args.model, "--template", "chatml"]  # SmolLM2's own template does not show tools
+    policy = [*(["--policy", f"{sft}/model"] if "sft" in args.only else own), "--dtype", kind]
     arguments = {
         "sft": [*demonstration_flags, *model, "--out", sft, *STEPS, quantised],
         "dpo": [*rows, *model, "--out", dpo, *STEPS, quantised],

@@ -8,8 +8,8 @@
   the same seeds gave the same tokens each time, the difference between engine and learner, and which kernel was chosen
   for which product by which times.
 * `memory`: 256 requests of 8,000 tokens on a 4 B shape with a bound of 80 GiB on keys and values; the peak.
-* `constrained`, `agent`, `matmul`: `constrained_decoding.py --model smollm2`, `gpu.py --only agent`, `gpu_matmul.py`.
-
+* `constrained`, `agent`, `matmul`: `constrained_decoding.py --models tiny,SmolLM2-135M`, `gpu.py --only agent`,
+  `gpu_matmul.py`.
 * `quantised`, `decode`: `gpu_quantised.py`, `gpu_decode.py`.
 
 Each case is a process with a time limit. FOLDER has its figures (NAME.json, written as they come) and its output
@@ -214,7 +214,7 @@ def commands(name: str, folder: Path) -> list[str]:
         options += ["-n", "4"] * (importlib.util.find_spec("xdist") is not None)  # most of the time kernels are built
         return ["-m", "pytest", *options, *FIRST_TESTS, *GPU_TESTS]
     if name == "constrained":
-        return [str(HERE / "constrained_decoding.py"), "--model", "smollm2", "--repeats", "2", "--out", out]
+        return [str(HERE / "constrained_decoding.py"), "--models", "tiny,SmolLM2-135M", "--repeats", "2", "--out", out]
     if name == "smollm2":
         return [str(HERE / "gpu.py"), "--only", "learner,engine,step", "--out", out]
     if name in ("quantised", "decode"):

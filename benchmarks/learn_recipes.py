@@ -260,9 +260,9 @@ async def main() -> None:
     parser.add_argument("extra", nargs="*", metavar="KEY=VALUE")
     args = parser.parse_args()
     names, parts = args.only.split(",") if args.only else list(SFT_PLANS), args.parts.split(",")
-    for kind, asked, known in (("recipe", names, SFT_PLANS), ("part", parts, PARTS)):
-        if unknown := set(asked) - set(known):
-            raise SystemExit(f"unknown {kind} {', '.join(sorted(unknown))}; there are {', '.join(known)}")
+    for kind, chosen, available in (("recipe", names, SFT_PLANS), ("part", parts, PARTS)):
+        if unknown := set(chosen) - set(available):
+            raise SystemExit(f"unknown {kind} {', '.join(sorted(unknown))}; there are {', '.join(available)}")
     if args.jobs > 1:
         common = [f"--{key}={getattr(args, key)}" for key in ("seed", "tasks", "out")] + args.extra
         run_phases(__file__, [planned_processes(names, common)], args.jobs, args.out / "logs")

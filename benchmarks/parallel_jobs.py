@@ -63,8 +63,8 @@ class TimedProcesses:
             list(pool.map(lambda case: self._run(case[0], case[1], threads), cases.items()))
 
     def _run(self, name: str, arguments: Sequence[str], threads: int) -> None:
-        left = self.deadline - time.monotonic()
-        if left <= 0:
+        seconds_left = self.deadline - time.monotonic()
+        if seconds_left <= 0:
             return
         started, environment = time.monotonic(), os.environ | {"OMP_NUM_THREADS": str(threads), "PYTHONUNBUFFERED": "1"}
         with (self.logs / f"{name}.log").open("ab") as log:
@@ -72,7 +72,7 @@ class TimedProcesses:
                 [sys.executable, self.script, *arguments], stdout=log, stderr=subprocess.STDOUT, env=environment
             )
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(left)
+                process.wait(seconds_left)
             if stopped := process.poll() is None:
                 process.send_signal(signal.SIGTERM)
                 try:

@@ -166,13 +166,20 @@ def run(case: str, folder: Path, number: int, steps: int, num_workers: int) -> d
 def summarise(case: str, rounds: list[dict[str, Any]]) -> dict[str, Any]:
     """The medians over the rounds of seconds and of the ratio."""
     first, second = map(str, CASES[case][1])
-    medians = [{number: statistics.median(one[number]["seconds"]) for number in (first, second)} for one in rounds]
-    ratios = [one[second] / one[first] if case == "overhead" else one[first] / one[second] for one in medians]
-    used = [one[second]["processor_seconds"] / one[first]["processor_seconds"] for one in rounds
-            if one[first]["processor_seconds"] and one[second]["processor_seconds"]]  # fmt: skip
+    medians = [
+        {number: statistics.median(timings[number]["seconds"]) for number in (first, second)} for timings in rounds
+    ]
+    ratios = [
+        timings[second] / timings[first] if case == "overhead" else timings[first] / timings[second]
+        for timings in medians
+    ]
+    used = [timings[second]["processor_seconds"] / timings[first]["processor_seconds"] for timings in rounds
+            if timings[first]["processor_seconds"] and timings[second]["processor_seconds"]]  # fmt: skip
     ratio = statistics.median(ratios)
     result = {
-        "median_seconds": {number: statistics.median(one[number] for one in medians) for number in (first, second)},
+        "median_seconds": {
+            number: statistics.median(timings[number] for timings in medians) for number in (first, second)
+        },
         "ratios": [round(value, 4) for value in ratios],
         "processor_ratios": [round(value, 4) for value in used],
     }
@@ -198,10 +205,10 @@ def main() -> int:
             rounds = results.get(case, {}).get("rounds", [])
             for number in range(len(rounds), len(rounds) + args.rounds):
                 numbers = CASES[case][1]
-                one: dict[str, Any] = {"load": os.getloadavg()[0]}
+                timings: dict[str, Any] = {"load": os.getloadavg()[0]}
                 for num_workers in numbers if number % 2 == 0 else reversed(numbers):
-                    one[str(num_workers)] = run(case, folder, number, args.steps, num_workers)
-                rounds = [*rounds, one]
+                    timings[str(num_workers)] = run(case, folder, number, args.steps, num_workers)
+                rounds = [*rounds, timings]
                 results[case] = {**summarise(case, rounds), "rounds": rounds}
                 if args.out is not None:
                     args.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -95,7 +95,7 @@ async def measure(name: str, run: Callable[[Episodes], Awaitable[int]], episodes
     """Return wall seconds and processor seconds, the sandboxes' included."""
 
     def cpu() -> float:
-        self_usage, children = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        self_usage, children = (resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
         return self_usage.ru_utime + self_usage.ru_stime + children.ru_utime + children.ru_stime
 
     wall_before, cpu_before = time.perf_counter(), cpu()

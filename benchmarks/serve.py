@@ -90,9 +90,9 @@ def engine_replies(
         await asyncio.gather(*(engine.generate(request) for request in warm_up(requests, device)))
         started, cpu_started = time.perf_counter(), time.process_time()
         replies = await asyncio.gather(*(engine.generate(request) for request in requests))
-        took = Rate(time.perf_counter() - started, time.process_time() - cpu_started)
+        elapsed = Rate(time.perf_counter() - started, time.process_time() - cpu_started)
         await engine.close()
-        return took, [(len(reply.ids), renderer.decode(reply.ids)) for reply in replies]
+        return elapsed, [(len(reply.ids), renderer.decode(reply.ids)) for reply in replies]
 
     return asyncio.run(run())
 
@@ -218,10 +218,10 @@ def main() -> None:
     try:
         asyncio.run(rate(server, args.model, warm_up(requests, device), None, False))
         for name, stream in (("served", False), ("streamed", True)):
-            took = asyncio.run(rate(server, args.model, requests, texts, stream))
-            result |= took.figures(name, tokens)
-            result[f"{name}_ratio"] = round(engine_rate.seconds / took.seconds, 2)
-            result[f"{name}_processor_ratio"] = round(engine_rate.processor_seconds / took.processor_seconds, 2)
+            elapsed = asyncio.run(rate(server, args.model, requests, texts, stream))
+            result |= elapsed.figures(name, tokens)
+            result[f"{name}_ratio"] = round(engine_rate.seconds / elapsed.seconds, 2)
+            result[f"{name}_processor_ratio"] = round(engine_rate.processor_seconds / elapsed.processor_seconds, 2)
     finally:
         server.close()
     if args.llama_python:
@@ -238,10 +238,10 @@ def compare_with_llama(python: Path, threads: int, requests: list[Request]) -> d
     server = Server(python, LLAMA_SERVER, weights_file(), str(len(requests)), str(longest), str(threads))
     try:
         asyncio.run(llama_rate(server, requests[:8]))  # warm
-        took, tokens = asyncio.run(llama_rate(server, requests))
+        elapsed, tokens = asyncio.run(llama_rate(server, requests))
     finally:
         server.close()
-    return {"llama_tokens": tokens, "llama_threads": threads, **took.figures("llama", tokens)}
+    return {"llama_tokens": tokens, "llama_threads": threads, **elapsed.figures("llama", tokens)}
 
 
 if __name__ == "__main__":

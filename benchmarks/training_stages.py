@@ -41,14 +41,14 @@ from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.evaluation.stats.intervals import LEVEL
 from practicum.models import loader
-from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS, LEVELS, MODEL, RL_LEVELS
+from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS, LEVELS, MODEL, RL_LEVELS, SFT_VALIDATIONS
 from practicum.registry import make_format
 from practicum.rollout import run_episodes
 from practicum.task import Task
 from practicum.training import build
 from practicum.training.dpo import DPOSettings, train_dpo
 from practicum.training.preference_pairs import mine_pairs
-from practicum.training.sft import SFTSettings, train_sft
+from practicum.training.sft import SFTSettings, planned_steps, train_sft
 from practicum.training.trainable_policy import TrainablePolicy
 from practicum.trajectory import Trajectory, plan_attempts
 
@@ -173,7 +173,7 @@ class StageComparison:
         return {TEN_TIMES: await self._imitate(TEN_TIMES, self.folder / "bc-10x", 10 * budget.demonstrations, epochs)}
 
     async def _imitate(self, name: str, folder: Path, demonstrations: int, epochs: int) -> EvalResult:
-        """SFT to its best validation, written to `folder`/model, and its score on the panel."""
+        """SFT to the best of eight or nine validations, written to `folder`/model, and its score on the panel."""
         policy = TrainablePolicy(loader.load(MODEL), max_batch=128)
         try:
             engine = ScriptedEngine.of("expert", make_environment(), make_format("hf"), policy.renderer)
@@ -183,8 +183,9 @@ class StageComparison:
             settings = SFTSettings(
                 num_epochs=epochs, batch_size=self.budget.imitation_batch, gradient_accumulation_steps=1,
                 learning_rate=1e-3, warmup_steps=30, weight_decay=self.budget.imitation_weight_decay,
-                scheduler_type="cosine", seed=self.seed, check_every=87,
+                scheduler_type="cosine", seed=self.seed,
             )  # fmt: skip
+            settings = replace(settings, check_every=max(1, planned_steps(len(shown), settings) // SFT_VALIDATIONS))
             check = Panel(tuple(tasks("val", 100, self.seed, 0)), self.seed)
             shutil.rmtree(folder, ignore_errors=True)
             await train_sft(policy, shown, settings, folder, evaluate=lambda: evaluate(policy, "val", check))

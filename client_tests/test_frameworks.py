@@ -29,18 +29,18 @@ def test_openai_agents_with_a_forced_tool() -> None:
     from agents import Agent, ModelSettings, OpenAIChatCompletionsModel, Runner, function_tool
     from openai import AsyncOpenAI
 
-    seen = []
+    received = []
 
     def small(a: bool) -> str:
         """Say yes or no."""
-        seen.append(a)
+        received.append(a)
         return "done"
 
     settings = ModelSettings(max_tokens=60, tool_choice="required")
     model = OpenAIChatCompletionsModel(model="tiny", openai_client=AsyncOpenAI())
     agent = Agent(name="a", model=model, tools=[function_tool(small)], model_settings=settings)
     asyncio.run(Runner.run(agent, "x", max_turns=3))
-    assert seen, "the framework resets the choice after the first call"
+    assert received, "the framework resets the choice after the first call"
 
 
 def test_langgraph() -> None:

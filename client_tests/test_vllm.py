@@ -138,12 +138,12 @@ def joined(stream: Any) -> dict[str, Any]:
 
 def test_a_stream_is_the_whole_answer(client: openai.OpenAI) -> None:
     options: dict[str, Any] = {"seed": 3, "temperature": 1.0, "logprobs": True, "top_logprobs": 3}
-    whole = chat(client, **options)
+    answer = chat(client, **options)
     stream = joined(chat(client, **options, stream=True, stream_options={"include_usage": True}))
-    [choice] = whole.choices
+    [choice] = answer.choices
     assert stream["text"] == choice.message.content
     assert stream["reasons"] == [choice.finish_reason]
-    assert stream["usage"].completion_tokens == whole.usage.completion_tokens == len(choice.logprobs.content)
+    assert stream["usage"].completion_tokens == answer.usage.completion_tokens == len(choice.logprobs.content)
     assert [row.token for row in stream["logprobs"]] == [row.token for row in choice.logprobs.content]
 
 
@@ -167,7 +167,7 @@ def test_log_probs_are_the_local_engines(client: openai.OpenAI, base_url: str) -
     local = openai.OpenAI(base_url=base_url, api_key="none", max_retries=0)
     options: dict[str, Any] = {"temperature": 0, "logprobs": True, "top_logprobs": 3}
     extra = {"return_tokens_as_token_ids": True}
-    ours, theirs = (chat(one, **options, extra_body=extra).choices[0] for one in (local, client))
+    ours, theirs = (chat(api, **options, extra_body=extra).choices[0] for api in (local, client))
     assert theirs.message.content == ours.message.content
     for own, other in zip(ours.logprobs.content, theirs.logprobs.content, strict=True):
         assert own.token == other.token
@@ -214,9 +214,9 @@ def test_response_formats_of_all_types_one_after_the_other(client: openai.OpenAI
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_forced_tools_streamed_too(client: openai.OpenAI, choice: object) -> None:
     options: dict[str, Any] = {"tools": [TOOL], "tool_choice": choice, "max_tokens": 600, "seed": 2}
-    whole = chat(client, **options).choices[0]
-    assert whole.finish_reason == "tool_calls"
-    [call] = whole.message.tool_calls
+    answer = chat(client, **options).choices[0]
+    assert answer.finish_reason == "tool_calls"
+    [call] = answer.message.tool_calls
     arguments = json.loads(call.function.arguments)
     assert arguments["a"] <= 99
     assert arguments["b"] in (1, 2)

@@ -155,9 +155,9 @@ def test_vllm_is_started_again_with_less_and_runs_by_turns(tmp_path: Path, monke
         gpu_vllm.measure_shape("small", shape, peer, common.TINY, tmp_path, clock.Clock(1))
     finally:
         peer.stop()
-    whole, cut = json.loads((tmp_path / "small.json").read_text())["cells"]
-    assert whole["cell"] == [4, 20, 8]
-    assert len(whole["seconds"]["vLLM"]) == 3 == len(whole["seconds"]["ours"])
-    assert whole["against vLLM"] == pytest.approx(whole["ours, tokens/s"] / whole["vLLM, tokens/s"])
-    assert "instead of 48 tokens" in cut["error"]  # of its six requests the engine answered four
+    complete, truncated = json.loads((tmp_path / "small.json").read_text())["cells"]
+    assert complete["cell"] == [4, 20, 8]
+    assert len(complete["seconds"]["vLLM"]) == 3 == len(complete["seconds"]["ours"])
+    assert complete["against vLLM"] == pytest.approx(complete["ours, tokens/s"] / complete["vLLM, tokens/s"])
+    assert "instead of 48 tokens" in truncated["error"]  # of its six requests the engine answered four
     assert "no such kernel" in (tmp_path / "small.txt").read_text()

@@ -16,7 +16,7 @@ import pytest
 from practicum.errors import UserError
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
-MODULES = ("parallel_jobs", "quickstart", "learn_recipes", "training_stages", "web_tuning")
+MODULES = ("parallel_jobs", "quickstart", "learn_recipes", "training_stages", "web_tuning", "learning_tables")
 
 
 @pytest.fixture
@@ -145,6 +145,60 @@ def test_stages_have_what_they_need_from_earlier_phases(benchmarks: dict[str, Mo
 
 class TrainingBegins(Exception):
     pass
+
+
+@pytest.mark.parametrize("stage", ["imitation", "ten_times"])
+def test_bc_and_bc_on_ten_times_the_demonstrations_are_validated_equally_often(
+    benchmarks: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
+) -> None:
+    stages = benchmarks["training_stages"]
+    shown: list[Any] = []
+    begun: list[Any] = []
+
+    async def no_episodes(planned: Any, *args: Any) -> list[Any]:
+        shown.extend(planned)
+        return shown
+
+    async def train_sft(policy: Any, episodes: Any, settings: Any, *args: Any, **keywords: Any) -> None:
+        begun.append(settings)
+        raise TrainingBegins
+
+    async def evaluate(*args: Any) -> None:
+        return None
+
+    monkeypatch.setattr(stages, "run_episodes", no_episodes)
+    monkeypatch.setattr(stages, "train_sft", train_sft)
+    monkeypatch.setattr(stages, "evaluate", evaluate)
+    with pytest.raises(TrainingBegins):
+        asyncio.run(getattr(stages.StageComparison(tmp_path, 3), stage)())
+    assert len(shown) == {"imitation": 200, "ten_times": 2000}[stage]
+    assert stages.planned_steps(len(shown), begun[0]) // begun[0].check_every == 8
+
+
+def test_tables_are_those_of_the_results_and_more_demonstrations_are_added_to_their_seed(
+    benchmarks: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    tables = benchmarks["learning_tables"]
+    result = {"success_rate": 0.5, "low": 0.25, "high": 0.75}
+    run = dict.fromkeys(("base", "sft", "rl"), result) | {
+        "success_by_level": {name: {"1": 1.0, "2": 0.25} for name in ("base", "sft", "rl")},
+        "difference": 0.1, "difference_low": 0.05, "difference_high": 0.15,
+    }  # fmt: skip
+    record: dict[str, Any] = {"runs": {"7": {"quickstart": run}, "8": {"quickstart": run}}}
+    more = tmp_path / "seed-8" / "more"
+    more.mkdir(parents=True)
+    found = run | {"sft_best_step": 20, "sft_steps": 30, "sft_validations": [0.5, 0.9],
+                   "sft": {"success_rate": 0.9, "low": 0.8, "high": 0.95}}  # fmt: skip
+    (more / "summary.json").write_text(json.dumps(found))
+    assert tables.add_more(record, tmp_path) == ["8"]
+    lines = list(tables.quickstart(record))
+    assert "| RL − SFT, points | +10.0 [5.0, 15.0] | +10.0 [5.0, 15.0] |" in lines
+    assert "| SFT on ten times the demonstrations |  | 90.0 % [80.0, 95.0] |" in lines
+    assert lines[-1] == "seed 8, ten times: step 20 of 30; validations 50 90"
+    for name, lines_of in tables.TABLES.items():
+        assert any(
+            line.startswith("|---|") for line in lines_of(json.loads((tables.RESULTS / f"{name}.json").read_text()))
+        )
 
 
 def test_rl_of_a_recipe_needs_only_its_own_sft(

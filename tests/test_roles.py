@@ -186,9 +186,11 @@ def test_roles_have_their_own_engine_sampling_and_limit_of_turns(renderer: Rende
 
 def test_a_role_beyond_its_turns_truncates_the_episode(renderer: Renderer) -> None:
     agent = Agent(max_turns=5)
-    one = RoleSettings(max_turns=1)
+    settings = RoleSettings(max_turns=1)
     engine = EchoEngine(renderer, ["<think>never closed"])  # an answer that does not parse is asked for again
-    episode = play(TOY, engine, renderer, agent, policies={"manager": one.policy(engine, renderer, agent, "manager")})
+    episode = play(
+        TOY, engine, renderer, agent, policies={"manager": settings.policy(engine, renderer, agent, "manager")}
+    )
     assert episode.outcome is Outcome.TRUNCATED
     assert len(episode.turns) == 1
 

@@ -146,7 +146,7 @@ SHORT = Agent(deadlines=Deadlines(reset=0.2, generate=0.2, step=0.2, episode=5.0
 
 
 @pytest.mark.parametrize(
-    ("make", "outcome", "says"),
+    ("make", "outcome", "message"),
     [
         (Broken, Outcome.ENV_ERROR, "RuntimeError: the world broke"),
         (Hanging, Outcome.TIMEOUT, "environment step did not answer within 0.2 s"),
@@ -158,11 +158,11 @@ SHORT = Agent(deadlines=Deadlines(reset=0.2, generate=0.2, step=0.2, episode=5.0
     ],
 )
 def test_failures_have_their_own_outcome(
-    renderer: Renderer, make: type[Environment], outcome: Outcome, says: str
+    renderer: Renderer, make: type[Environment], outcome: Outcome, message: str
 ) -> None:
     episode = play(renderer, CALL, agent=SHORT, make=make)
     assert episode.outcome is outcome
-    assert says in (episode.error or "")
+    assert message in (episode.error or "")
     assert not episode.scored
 
 

@@ -6,10 +6,10 @@ from practicum.task import Task
 
 
 def test_hash_names_content_not_place() -> None:
-    one = Task("a", "math", "train", {"question": "1+1", "answer": "2"})
-    two = Task("b", "math", "test", {"answer": "2", "question": "1+1"})
-    assert one.hash == two.hash
-    assert one.hash != Task("a", "math", "train", {"question": "1+2", "answer": "2"}).hash
+    first = Task("a", "math", "train", {"question": "1+1", "answer": "2"})
+    second = Task("b", "math", "test", {"answer": "2", "question": "1+1"})
+    assert first.hash == second.hash
+    assert first.hash != Task("a", "math", "train", {"question": "1+2", "answer": "2"}).hash
 
 
 def test_a_task_cannot_change_under_its_hash() -> None:

@@ -2,13 +2,16 @@
 
 Practicum's is `Practice.step` itself: episodes of an environment, typed outcomes, mismatch check and all. TRL's is
 `GRPOTrainer` with what is fastest for it: bf16, fused AdamW, no look at old or reference log-probs (`beta=0`,
-`num_iterations=1`), no checkpointing, no logging, and the fastest of the micro-batch sizes tried. No reply may end
-early on either side, both get prompts of the same length, and both take the mean loss over all tokens.
+`num_iterations=1`), no checkpointing, no logging, and the fastest of the micro-batch sizes tried; where vLLM can be
+imported, also with vLLM in its process. No reply may end early on either side, both get prompts of the same length, and
+both take the mean loss over all tokens.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
+import os
 import random
 import statistics
 import tempfile
@@ -38,6 +41,9 @@ WARM_UP = 3
 """Warm-up steps, in which graphs are captured: which sizes a step needs depends on the order of its episodes."""
 SPLITS = (256, 64)
 """Completions in one micro-batch of TRL; the rest follows by gradient accumulation."""
+VLLM_SPLIT = 64
+"""The same for TRL with vLLM, which has the memory of keys and values beside it."""
+VLLM_MEMORY = 0.3
 
 
 class Questions(Environment):
@@ -125,7 +131,24 @@ def measure_practicum(size: Size, overlap: bool = False) -> Row:
     return {"side": side, "model": what, **middle, "peak GiB": gib(peak_bytes(size))}
 
 
-def measure_trl(size: Size, split: int) -> Row:
+def generation_settings(size: Size, loaded: Any, scratch: str, with_vllm: bool) -> dict[str, Any]:
+    """TRL's settings of generation: by transformers, or by vLLM in this process, which loads a folder."""
+    if not with_vllm:
+        return {"generation_kwargs": {"min_new_tokens": size.new}}
+    loaded.model.save_pretrained(f"{scratch}/model")
+    loaded.tokenizer.save_pretrained(f"{scratch}/model")
+    loaded.model.name_or_path = f"{scratch}/model"
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
+    return {
+        "use_vllm": True, "vllm_mode": "colocate", "vllm_gpu_memory_utilization": VLLM_MEMORY,
+        "vllm_max_model_length": size.prompt + size.new + 8,
+        "vllm_importance_sampling_correction": False,  # it would compute the log-probs of each reply once more
+        "generation_kwargs": {"ignore_eos": True, "detokenize": False},
+    }  # fmt: skip
+
+
+def measure_trl(size: Size, split: int, with_vllm: bool = False) -> Row:
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
@@ -153,16 +176,15 @@ def measure_trl(size: Size, split: int) -> Row:
 
     with tempfile.TemporaryDirectory() as scratch:
         trainer: Any = GRPOTrainer(
-            model=loaded.model,
-            reward_funcs=reward,
+            model=loaded.model, reward_funcs=reward, callbacks=[Clock()],
             train_dataset=Dataset.from_dict({"prompt": texts * (size.repeats + 2)}),
             processing_class=loaded.tokenizer,
-            callbacks=[Clock()],
             args=GRPOConfig(
                 output_dir=scratch, per_device_train_batch_size=split,
                 gradient_accumulation_steps=size.tasks * size.chains // split, gradient_checkpointing=False,
                 num_generations=size.chains, max_completion_length=size.new, temperature=1.0, top_p=1.0, top_k=0,
-                beta=0.0, num_iterations=1, generation_kwargs={"min_new_tokens": size.new}, shuffle_dataset=False,
+                beta=0.0, num_iterations=1, shuffle_dataset=False,
+                **generation_settings(size, loaded, scratch, with_vllm),
                 learning_rate=LEARNING_RATE, lr_scheduler_type="constant", optim="adamw_torch_fused",
                 max_grad_norm=1.0, bf16=size.dtype == torch.bfloat16, fp16=False, use_cpu=size.device == "cpu",
                 report_to="none", logging_strategy="no", save_strategy="no", disable_tqdm=True,
@@ -183,7 +205,7 @@ def measure_trl(size: Size, split: int) -> Row:
         trainer._generate_single_turn = timed
         trainer.train()
     middle = {key: statistics.median(one[key] for one in steps[1:]) for key in steps[0]}
-    side = f"TRL, {split} × {size.tasks * size.chains // split}"
+    side = f"TRL{' with vLLM' * with_vllm}, {split} × {size.tasks * size.chains // split}"
     return {"side": side, "model": what, **middle, "peak GiB": gib(peak_bytes(size))}
 
 
@@ -209,7 +231,7 @@ def leg(size: Size) -> list[Row]:
 
 
 def measure_peer(size: Size) -> list[Row]:
-    """TRL in each of the splits; empty where it is not installed."""
+    """TRL in each of the splits, and with vLLM where that can be imported; empty where TRL is not installed."""
     try:
         import trl  # noqa: F401
     except ImportError as error:
@@ -219,6 +241,15 @@ def measure_peer(size: Size) -> list[Row]:
     for split in sorted({min(split, total) for split in SPLITS}, reverse=True):
         rows.append(measure_trl(size, split))
         show(size, rows[-1])
+    if importlib.util.find_spec("vllm") is None:
+        print("vLLM is not here, so TRL generates by transformers only; see --needs.", flush=True)
+        return rows
+    try:
+        rows.append(measure_trl(size, min(VLLM_SPLIT, total), with_vllm=True))
+        show(size, rows[-1])
+    except Exception as error:  # what was measured before it counts all the same
+        traceback.print_exc()
+        print(f"TRL with vLLM: {type(error).__name__}: {error}", flush=True)
     return rows
 
 

@@ -77,7 +77,7 @@ class ExternalAgent:
 
 @dataclass(frozen=True)
 class RoleSettings:
-    """What a role has otherwise than the agent; None: as the agent has it."""
+    """Settings of one role that replace the agent's; None: the agent's value is used."""
 
     format: str | None = None
     temperature: float | None = None

@@ -236,11 +236,11 @@ class Environment(SharesResources, abc.ABC):
             function = cls.__dict__.get(name)
             if not inspect.isfunction(function):
                 continue
-            asks = name in ("step", "truncate") and TRAJECTORY in inspect.signature(function).parameters
+            takes_trajectory = name in ("step", "truncate") and TRAJECTORY in inspect.signature(function).parameters
             if not inspect.iscoroutinefunction(function):
                 function = in_thread_if_plain(function)
                 setattr(cls, name, function)
-            if asks:
+            if takes_trajectory:
                 setattr(cls, name, with_trajectory(function))
 
     def trajectory_so_far(self) -> Any:

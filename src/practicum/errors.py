@@ -50,7 +50,7 @@ def close_name(name: str, names: Iterable[str]) -> str | None:
     """Return the known name that is nearest to a misspelt one, the only one that begins with it,
     or None."""
     known = sorted(names)
-    longer = [one for one in known if len(name) > 2 and one.startswith(name)]
+    longer = [candidate for candidate in known if len(name) > 2 and candidate.startswith(name)]
     close = difflib.get_close_matches(name, known, n=1, cutoff=MIN_SIMILARITY)
     return close[0] if close else longer[0] if len(longer) == 1 else None
 

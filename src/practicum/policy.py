@@ -153,7 +153,7 @@ class Judge:
                     raise
                 # Whoever asked was cancelled, this one was not: ask again.
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever waits is told
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())  # the caller that waits gets it
         self._answers[key] = answer
         try:
             reply = self.model.reply(messages, tools=tools, response_format=response_format, seed=seed)

@@ -28,5 +28,5 @@ def htdag_planner(request: pytest.FixtureRequest) -> HTDAGPlanner:
     from practicum.planner import HTDAGPlanner
     from practicum.planner.htdag_planner import trained_policy_wanted
 
-    wanted = bool(request.config.getoption("--trained-policy")) or trained_policy_wanted()
-    return HTDAGPlanner(use_trained_policy=wanted)
+    use_trained = bool(request.config.getoption("--trained-policy")) or trained_policy_wanted()
+    return HTDAGPlanner(use_trained_policy=use_trained)

@@ -151,10 +151,10 @@ class RolloutSettings:
 
     def device_record(self) -> dict[str, str]:
         """What a result depends on: the replies of a GPU differ from those of a CPU. Empty where no model runs here."""
-        where = self.find_device()
-        if self.url is not None or self.is_scripted or (where.device, where.dtype_name) == ("cpu", "float32"):
+        placement = self.find_device()
+        if self.url is not None or self.is_scripted or (placement.device, placement.dtype_name) == ("cpu", "float32"):
             return {}
-        return {"device": where.device, "dtype": where.dtype_name}
+        return {"device": placement.device, "dtype": placement.dtype_name}
 
     def make_environment(self) -> Environment:
         return environment_maker(self.environment, self.format, self.environment_options)[0]()

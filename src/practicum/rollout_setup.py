@@ -58,7 +58,9 @@ class RolloutSetup:
         """Close all engines, and what episodes shared."""
         await self.resources.close()
         engines = {id(self.engine): self.engine}
-        engines |= {id(one.engine): one.engine for one in (*self.policies.values(), *self.model_policies.values())}
+        engines |= {
+            id(policy.engine): policy.engine for policy in (*self.policies.values(), *self.model_policies.values())
+        }
         for engine in engines.values():
             await engine.close()
 
@@ -80,7 +82,7 @@ class RolloutSetup:
         """
         if round_size is not None and not self.resources.has_state:
             raise UserError(f"--round: the episodes of '{self.environment.name}' share nothing that they write to.")
-        needed = dict.fromkeys(name for one in missing for name in self.environment.resource_names(one.task))
+        needed = dict.fromkeys(name for attempt in missing for name in self.environment.resource_names(attempt.task))
         await self.resources.open(tuple(needed))
         records: dict[AttemptKey, Trajectory] = {}
 
@@ -163,13 +165,13 @@ def make_rollout_setup(
     policies = _role_policies(chosen, instance, agent, model, template, device)
     if not policies:
         return setup
-    model_policies = {role: one for role, one in policies.items() if role in instance.model_names()}
-    models: dict[str, ChatModel] = {role: Judge(one, agent.deadlines.judge) for role, one in model_policies.items()}
+    called = {role: speaker for role, speaker in policies.items() if role in instance.model_names()}
+    models: dict[str, ChatModel] = {role: Judge(speaker, agent.deadlines.judge) for role, speaker in called.items()}
     return replace(
         setup,
         make_environment=with_models(make_environment, models) if models else make_environment,
-        policies={role: one for role, one in policies.items() if role not in model_policies},
-        model_policies=model_policies,
+        policies={role: speaker for role, speaker in policies.items() if role not in called},
+        model_policies=called,
     )
 
 

@@ -298,8 +298,8 @@ class Trajectory:
         """Return the turns of every sequence, as indices: a path ends in a turn that no other turn extends."""
         continued = continued_turns(self.turns)
         extended = {parent for parent in continued if parent is not None}
-        ends = [index for index, turn in enumerate(self.turns) if turn.spans and index not in extended]
-        return [path_to(continued, end) for end in ends]
+        last_turns = [index for index, turn in enumerate(self.turns) if turn.spans and index not in extended]
+        return [path_to(continued, last_turn) for last_turn in last_turns]
 
     def sequences(self) -> tuple[Sequence, ...]:
         """Return the episode's sequences, one per path; a sampled span belongs to the first that has it."""

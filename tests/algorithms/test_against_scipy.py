@@ -100,8 +100,8 @@ def test_the_whole_divergence_is_relative_entropy(seed: int) -> None:
 def test_sampled_estimates_are_right_on_average(kind: str, seed: int) -> None:
     """The mean over all tokens that might have been sampled, each as often as it is."""
     logits, reference = distributions(seed)
-    mine, other = logits.log_softmax(-1), reference.log_softmax(-1)
-    average = (mine.exp() * kl.penalty(mine, other, kind)).sum(-1)
+    policy_logprobs, other = logits.log_softmax(-1), reference.log_softmax(-1)
+    average = (policy_logprobs.exp() * kl.penalty(policy_logprobs, other, kind)).sum(-1)
     np.testing.assert_allclose(average.numpy(), relative_entropy(logits, reference), rtol=1e-9)
 
 
@@ -111,8 +111,10 @@ def test_gradients_that_should_be_right_are(kind: str, seed: int) -> None:
     """Their mean over what might have been sampled is the gradient of the divergence itself, by finite differences."""
     logits, reference = distributions(seed)
     leaf = logits.clone().requires_grad_()
-    mine = leaf.log_softmax(-1)
-    torch.autograd.backward((mine.detach().exp() * kl.penalty(mine, reference.log_softmax(-1), kind)).sum())
+    policy_logprobs = leaf.log_softmax(-1)
+    torch.autograd.backward(
+        (policy_logprobs.detach().exp() * kl.penalty(policy_logprobs, reference.log_softmax(-1), kind)).sum()
+    )
     assert leaf.grad is not None
     step = 1e-5
     for index in range(0, 17, 4):

@@ -123,7 +123,7 @@ def make_trainer(tokenizer: Any, tmp_path_factory: pytest.TempPathFactory) -> Ma
     return make
 
 
-def theirs(trainer: Any, batch: Batch, **more: Tensor) -> tuple[float, Tensor]:
+def trl_loss(trainer: Any, batch: Batch, **more: Tensor) -> tuple[float, Tensor]:
     """TRL's loss and its gradient with respect to the log-probs [B, T]."""
     leaf = batch.logprobs.clone().requires_grad_()
     trainer._get_per_token_logps_and_entropies = lambda *_, **__: (leaf, torch.zeros_like(leaf), None)
@@ -145,7 +145,7 @@ def theirs(trainer: Any, batch: Batch, **more: Tensor) -> tuple[float, Tensor]:
     return float(loss.detach()), leaf.grad
 
 
-def ours(
+def own_loss(
     batch: Batch,
     loss_of: TokenLoss,
     aggregation: str,
@@ -186,9 +186,9 @@ def sequence_surrogate(low: float, high: float) -> TokenLoss:
     return loss
 
 
-def assert_same(found: tuple[float, Tensor], expected: tuple[float, Tensor]) -> None:
-    assert found[0] == pytest.approx(expected[0], rel=TOLERANCE, abs=TOLERANCE)
-    torch.testing.assert_close(found[1], expected[1], rtol=TOLERANCE, atol=TOLERANCE)
+def assert_same(actual: tuple[float, Tensor], expected: tuple[float, Tensor]) -> None:
+    assert actual[0] == pytest.approx(expected[0], rel=TOLERANCE, abs=TOLERANCE)
+    torch.testing.assert_close(actual[1], expected[1], rtol=TOLERANCE, atol=TOLERANCE)
     assert float(expected[1].abs().max()) > 1e-4  # equal because right, not because nothing came out
 
 
@@ -207,8 +207,8 @@ LOSS_TYPES = {
 def test_clipped_losses_and_aggregations(make_trainer: MakeTrainer, loss_type: str, seed: int) -> None:
     batch = draw(seed)
     trainer = make_trainer(loss_type=loss_type, max_completion_length=20, epsilon=0.2, epsilon_high=0.2)
-    loss, gradient, tokens = ours(batch, clipped_surrogate(0.2, 0.2), LOSS_TYPES[loss_type], norm=20.0)
-    assert_same((loss, gradient), theirs(trainer, batch))
+    loss, gradient, tokens = own_loss(batch, clipped_surrogate(0.2, 0.2), LOSS_TYPES[loss_type], norm=20.0)
+    assert_same((loss, gradient), trl_loss(trainer, batch))
     share = trainer._metrics["train"]["clip_ratio/region_mean"][-1]
     assert float(tokens.clipped.double().mean()) == pytest.approx(share, abs=1e-6)  # they count in single precision
     assert 0.1 < share < 0.9
@@ -218,10 +218,10 @@ def test_clipped_losses_and_aggregations(make_trainer: MakeTrainer, loss_type: s
 def test_clip_higher(make_trainer: MakeTrainer, seed: int) -> None:
     batch = draw(seed)
     trainer = make_trainer(loss_type="dapo", epsilon=0.2, epsilon_high=0.28)
-    expected = theirs(trainer, batch)
-    loss, gradient, _ = ours(batch, clipped_surrogate(0.2, 0.28), "token-mean")
+    expected = trl_loss(trainer, batch)
+    loss, gradient, _ = own_loss(batch, clipped_surrogate(0.2, 0.28), "token-mean")
     assert_same((loss, gradient), expected)
-    symmetric, _, _ = ours(batch, clipped_surrogate(0.2, 0.2), "token-mean")
+    symmetric, _, _ = own_loss(batch, clipped_surrogate(0.2, 0.2), "token-mean")
     assert abs(symmetric - expected[0]) > 1e-4
 
 
@@ -230,9 +230,9 @@ def test_clip_higher(make_trainer: MakeTrainer, seed: int) -> None:
 def test_dual_clip_is_their_delta(make_trainer: MakeTrainer, loss_type: str, seed: int) -> None:
     batch = draw(seed)
     trainer = make_trainer(loss_type=loss_type, epsilon=0.2, epsilon_high=0.28, delta=3.0)
-    loss, gradient, tokens = ours(batch, clipped_surrogate(0.2, 0.28, 3.0), LOSS_TYPES[loss_type])
+    loss, gradient, tokens = own_loss(batch, clipped_surrogate(0.2, 0.28, 3.0), LOSS_TYPES[loss_type])
     assert tokens.clipped_low.any()
-    assert_same((loss, gradient), theirs(trainer, batch))
+    assert_same((loss, gradient), trl_loss(trainer, batch))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -240,8 +240,8 @@ def test_dual_clip_is_their_delta(make_trainer: MakeTrainer, loss_type: str, see
 def test_with_a_divergence_from_a_reference(make_trainer: MakeTrainer, loss_type: str, seed: int) -> None:
     batch = draw(seed)
     trainer = make_trainer(loss_type=loss_type, max_completion_length=16, beta=0.3, use_bias_correction_kl=False)
-    loss, gradient, _ = ours(batch, clipped_surrogate(0.2, 0.2), LOSS_TYPES[loss_type], norm=16.0, beta=0.3)
-    assert_same((loss, gradient), theirs(trainer, batch))
+    loss, gradient, _ = own_loss(batch, clipped_surrogate(0.2, 0.2), LOSS_TYPES[loss_type], norm=16.0, beta=0.3)
+    assert_same((loss, gradient), trl_loss(trainer, batch))
     mean = kl.penalty(batch.logprobs, batch.reference, "low_var_kl")[batch.mask].mean()
     assert float(mean) == pytest.approx(trainer._metrics["train"]["kl"][-1], rel=1e-6)
 
@@ -252,11 +252,11 @@ def test_their_corrected_divergence_on_policy_is_our_plus(make_trainer: MakeTrai
     batch = draw(seed)
     batch = replace(batch, old=batch.logprobs)
     trainer = make_trainer(loss_type="dapo", beta=0.3, use_bias_correction_kl=True)
-    expected = theirs(trainer, batch)
+    expected = trl_loss(trainer, batch)
     surrogate = clipped_surrogate(0.2, 0.2)
-    loss, gradient, _ = ours(batch, surrogate, "token-mean", beta=0.3, divergence="low_var_kl+")
+    loss, gradient, _ = own_loss(batch, surrogate, "token-mean", beta=0.3, divergence="low_var_kl+")
     assert_same((loss, gradient), expected)
-    _, plain, _ = ours(batch, surrogate, "token-mean", beta=0.3, divergence="low_var_kl")
+    _, plain, _ = own_loss(batch, surrogate, "token-mean", beta=0.3, divergence="low_var_kl")
     assert float((plain - expected[1]).abs().max()) > 1e-4  # the plain k3 has another gradient
 
 
@@ -268,8 +268,8 @@ def test_gspo(make_trainer: MakeTrainer, clip: tuple[float, float], loss_type: s
     trainer = make_trainer(
         loss_type=loss_type, importance_sampling_level="sequence", epsilon=clip[0], epsilon_high=clip[1]
     )
-    loss, gradient, _ = ours(batch, sequence_surrogate(*clip), LOSS_TYPES[loss_type])
-    assert_same((loss, gradient), theirs(trainer, batch))
+    loss, gradient, _ = own_loss(batch, sequence_surrogate(*clip), LOSS_TYPES[loss_type])
+    assert_same((loss, gradient), trl_loss(trainer, batch))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -282,9 +282,9 @@ def test_cispo(make_trainer: MakeTrainer, cap: float, seed: int) -> None:
     def loss_of(logprobs: Tensor, old: Tensor, credit: Tensor, _: Tensor) -> losses.PolicyLoss:
         return losses.cispo(logprobs, old, credit, cap - 1.0)
 
-    loss, gradient, tokens = ours(batch, loss_of, "token-mean")
+    loss, gradient, tokens = own_loss(batch, loss_of, "token-mean")
     assert tokens.clipped.any()
-    assert_same((loss, gradient), theirs(trainer, batch))
+    assert_same((loss, gradient), trl_loss(trainer, batch))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -293,8 +293,8 @@ def test_rloo_on_policy(make_trainer: MakeTrainer, seed: int) -> None:
     batch = draw(seed)
     batch = replace(batch, old=batch.logprobs)
     full = {"completion_mask": batch.mask.long(), "old_logps": (batch.logprobs * batch.mask).sum(1)}
-    _, expected = theirs(make_trainer("RLOO"), batch, **full)
-    _, gradient, _ = ours(batch, clipped_surrogate(0.2, 0.2), "seq-mean-token-sum")
+    _, expected = trl_loss(make_trainer("RLOO"), batch, **full)
+    _, gradient, _ = own_loss(batch, clipped_surrogate(0.2, 0.2), "seq-mean-token-sum")
     assert_same((0.0, gradient), (0.0, expected))
 
 
@@ -317,8 +317,8 @@ def test_group_advantages(make_trainer: MakeTrainer, chains: int, seed: int) -> 
     """Rewards are in the thousands: TRL adds 1e-4 to the deviation and we add 1e-6, which then cannot be seen."""
     rewards = draw_rewards(seed, 3, chains, 1000.0)
     trainer = make_trainer(groups=3, chains=chains, scale_rewards="group")
-    mine = [value for group in rewards for value in advantages.grpo(group)]
-    assert mine == pytest.approx(their_advantages(trainer, rewards), abs=1e-5)
+    actual = [value for group in rewards for value in advantages.grpo(group)]
+    assert actual == pytest.approx(their_advantages(trainer, rewards), abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -326,8 +326,8 @@ def test_group_advantages(make_trainer: MakeTrainer, chains: int, seed: int) -> 
 def test_group_advantages_without_the_deviation(make_trainer: MakeTrainer, chains: int, seed: int) -> None:
     rewards = draw_rewards(seed, 3, chains, 1.0)
     trainer = make_trainer(groups=3, chains=chains, loss_type="dr_grpo", scale_rewards="none")
-    mine = [value for group in rewards for value in advantages.grpo(group, normalise=False)]
-    assert mine == pytest.approx(their_advantages(trainer, rewards), abs=1e-5)
+    actual = [value for group in rewards for value in advantages.grpo(group, normalise=False)]
+    assert actual == pytest.approx(their_advantages(trainer, rewards), abs=1e-5)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -335,8 +335,8 @@ def test_group_advantages_without_the_deviation(make_trainer: MakeTrainer, chain
 def test_leave_one_out_advantages(make_trainer: MakeTrainer, chains: int, seed: int) -> None:
     rewards = draw_rewards(seed, 3, chains, 1.0)
     trainer = make_trainer("RLOO", groups=3, chains=chains, normalize_advantages=False)
-    mine = [value for group in rewards for value in advantages.rloo(group)]
-    assert mine == pytest.approx(their_advantages(trainer, rewards), abs=1e-5)
+    actual = [value for group in rewards for value in advantages.rloo(group)]
+    assert actual == pytest.approx(their_advantages(trainer, rewards), abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["GRPO", "RLOO"])
@@ -346,8 +346,8 @@ def test_what_could_not_be_scored_is_in_no_baseline(make_trainer: MakeTrainer, k
     result = their_advantages(trainer, rewards)
     estimate = advantages.grpo if kind == "GRPO" else advantages.rloo
     scored = [[reward for reward in group if reward is not None] for group in rewards]
-    mine = [value for group in scored for value in estimate(group)]
-    assert [result[location] for location in (0, 2, 3, 4, 5)] == pytest.approx(mine, rel=1e-6, abs=1e-5)
+    actual = [value for group in scored for value in estimate(group)]
+    assert [result[location] for location in (0, 2, 3, 4, 5)] == pytest.approx(actual, rel=1e-6, abs=1e-5)
     assert [result[location] for location in (1, 6, 7)] == [0.0, 0.0, 0.0]
 
 

@@ -48,19 +48,19 @@ def test_unknown_kind_names_the_nearest() -> None:
 
 def test_full_divergence_by_hand() -> None:
     """π = (½, ½), reference (¼, ¾): ½·ln 2 + ½·ln ⅔."""
-    mine, theirs = torch.log(torch.tensor([[0.5, 0.5]])), torch.log(torch.tensor([[0.25, 0.75]]))
-    assert full(mine, theirs).item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), abs=1e-6)
+    policy, reference = torch.log(torch.tensor([[0.5, 0.5]])), torch.log(torch.tensor([[0.25, 0.75]]))
+    assert full(policy, reference).item() == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), abs=1e-6)
 
 
 def test_sampled_kinds_estimate_the_full_one() -> None:
     """k1 and k3, averaged over the policy itself, are the divergence; k2 is near it for close policies."""
     torch.manual_seed(0)
     logits = torch.randn(6)
-    mine = logits.log_softmax(-1)
-    theirs = (logits + 0.1 * torch.randn(6)).log_softmax(-1)
-    exact = full(mine, theirs).item()
+    policy = logits.log_softmax(-1)
+    reference = (logits + 0.1 * torch.randn(6)).log_softmax(-1)
+    exact = full(policy, reference).item()
     for kind, tolerance in (("kl", 1e-6), ("low_var_kl", 1e-6), ("mse", 0.1 * exact)):
-        expected = float((mine.exp() * penalty(mine, theirs, kind)).sum())
+        expected = float((policy.exp() * penalty(policy, reference, kind)).sum())
         assert expected == pytest.approx(exact, abs=tolerance)
 
 
@@ -91,8 +91,8 @@ def test_fixed_controller_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(("adaptiv", 0.1, 0.1, 1), "adaptive"), (("adaptive", 0.1, 0.1, 0), "horizon")]
+    ("arguments", "message"), [(("adaptiv", 0.1, 0.1, 1), "adaptive"), (("adaptive", 0.1, 0.1, 0), "horizon")]
 )
-def test_controllers_that_cannot_work(arguments: tuple[object, ...], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_controllers_that_cannot_work(arguments: tuple[object, ...], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         RLSettings(kl_ctrl=Controller(*arguments))  # type: ignore[arg-type]

@@ -65,7 +65,7 @@ def test_replies_that_run(text: str, code: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("```python\nprint(1)", "``` at its end"),
         ("```python", "``` at its end"),
@@ -84,10 +84,10 @@ def test_replies_that_run(text: str, code: str) -> None:
         ("Run ```python\nprint(1)\n```", "``` at its end"),
     ],
 )
-def test_broken_replies_say_what_is_wrong(text: str, says: str) -> None:
+def test_broken_replies_say_what_is_wrong(text: str, message: str) -> None:
     action = CODE.parse(text, True)
     assert action.error is not None
-    assert says in action.error
+    assert message in action.error
     assert action.calls == ()
     assert action.content == ""
 
@@ -136,7 +136,9 @@ def test_no_reply_raises_or_runs_invented_code(text: str, has_tools: bool) -> No
     lines = text.split("\n")
     opened = [n for n, line in enumerate(lines) if re.fullmatch(r"[ \t]*```\s*python\s*", line)]
     closed = [n for n, line in enumerate(lines) if re.fullmatch(r"[ \t]*```[ \t]*", line)]
-    assert any("\n".join(lines[one + 1 : other]) == code for one in opened for other in closed if other > one)
+    assert any(
+        "\n".join(lines[opening + 1 : closing]) == code for opening in opened for closing in closed if closing > opening
+    )
     assert not any(re.fullmatch(r"[ \t]*```[ \t]*", line) for line in code.split("\n"))
 
 

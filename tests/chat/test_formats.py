@@ -33,7 +33,7 @@ def test_thoughts_are_kept_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "says"),
+    ("name", "text", "message"),
     [
         ("hf", "<tool_call>{}", "</tool_call>"),
         ("hf", "<tool_call>{broken}</tool_call>", "not valid JSON"),
@@ -50,10 +50,10 @@ def test_thoughts_are_kept_apart() -> None:
         ("react", "Answer:", "empty"),
     ],
 )
-def test_broken_replies_say_what_is_wrong(name: str, text: str, says: str) -> None:
+def test_broken_replies_say_what_is_wrong(name: str, text: str, message: str) -> None:
     action = make_format(name).parse(text, True)
     assert action.error is not None
-    assert says in action.error
+    assert message in action.error
     assert action.calls == ()
 
 

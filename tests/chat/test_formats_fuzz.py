@@ -165,20 +165,20 @@ def mutated(draw: st.DrawFn, name: str) -> str:
     """A good reply from which pieces were taken, said twice, swapped, or between which others were put."""
     text = draw(st.sampled_from(VALID[name]))
     for _ in range(draw(FEW)):
-        one, two, three = sorted(draw(PLACE) % (len(text) + 1) for _ in range(3))
+        first, second, third = sorted(draw(PLACE) % (len(text) + 1) for _ in range(3))
         change = draw(CHANGE)
         if change == "cut":
-            text = text[:one] + text[two:]
+            text = text[:first] + text[second:]
         elif change == "repeat":
-            text = text[:two] + text[one:]
+            text = text[:second] + text[first:]
         elif change == "swap":
-            text = text[:one] + text[two:three] + text[one:two] + text[three:]
+            text = text[:first] + text[second:third] + text[first:second] + text[third:]
         elif change == "insert":
-            text = text[:one] + draw(ANY_PIECE) + text[one:]
+            text = text[:first] + draw(ANY_PIECE) + text[first:]
         elif change == "replace":
-            text = text[:one] + draw(ANY_VALUE) + text[two:]
+            text = text[:first] + draw(ANY_VALUE) + text[second:]
         else:
-            text = text[:three]
+            text = text[:third]
     return text
 
 
@@ -224,12 +224,12 @@ def leaves(value: Any) -> Iterator[Any]:
 def literals(text: str, python: bool) -> set[tuple[type, Any]]:
     """Whatever a substring of the text means, read alone: as JSON or, if asked, as a Python literal."""
     results = {"true": True, "false": False, "null": None}
-    meant: set[tuple[type, Any]] = {(type(v), v) for word, v in results.items() if word in text and not python}
+    values: set[tuple[type, Any]] = {(type(v), v) for word, v in results.items() if word in text and not python}
     quotes = r"""(?=("(?:[^"\\]|\\.)*"))""" + (r"""|(?=('(?:[^'\\]|\\.)*'))""" if python else "")
     for match in re.finditer(quotes, text, re.S):
         piece = match[1] or match[2]
         try:
-            meant.add((str, ast.literal_eval(piece) if python else json.loads(piece)))
+            values.add((str, ast.literal_eval(piece) if python else json.loads(piece)))
         except (ValueError, SyntaxError):
             continue
     for match in re.finditer(r"-?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?", text):
@@ -237,8 +237,8 @@ def literals(text: str, python: bool) -> set[tuple[type, Any]]:
             number = json.loads(match[0])
         except ValueError:
             continue
-        meant.add((type(number), number))
-    return meant
+        values.add((type(number), number))
+    return values
 
 
 def slashes(text: str) -> set[tuple[type, Any]]:
@@ -307,18 +307,18 @@ def check(name: str, text: str, has_tools: bool) -> Action:
 @pytest.mark.parametrize("examples", [EXAMPLES, pytest.param(MANY_EXAMPLES, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", list(FORMATS))
 def test_no_reply_raises_or_calls_with_what_it_does_not_say(name: str, examples: int) -> None:
-    ends = {"error": 0, "call": 0, "content": 0}
+    counts = {"error": 0, "call": 0, "content": 0}
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(replies(name), st.sampled_from((True, True, True, False)))
     def fuzz(text: str, has_tools: bool) -> None:
         action = check(name, text, has_tools)
-        ends["error" if action.error else "call" if action.calls else "content"] += 1
+        counts["error" if action.error else "call" if action.calls else "content"] += 1
 
     fuzz()
     # The fuzz is worth something only if it comes to every end, and much of what it says is broken.
-    assert min(ends.values()) > 0, ends
-    assert ends["error"] > examples / 10, ends
+    assert min(counts.values()) > 0, counts
+    assert counts["error"] > examples / 10, counts
 
 
 @pytest.mark.parametrize("name", list(FORMATS))

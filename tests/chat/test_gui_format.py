@@ -80,7 +80,7 @@ LIKE_CLICK = "cannot be read"
 
 
 @pytest.mark.parametrize(
-    ("reply", "says"),
+    ("reply", "message"),
     [
         ("", "exactly one line"),
         ("click(box=[1, 2, 3, 4])", "exactly one line"),
@@ -152,12 +152,12 @@ LIKE_CLICK = "cannot be read"
         ("Action: finished()", "like finished(answer="),
     ],
 )  # fmt: skip
-def test_broken_replies_say_what_is_wrong(reply: str, says: str) -> None:
+def test_broken_replies_say_what_is_wrong(reply: str, message: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         action = GUI.parse(reply, True)
     assert action.error is not None
-    assert says in action.error
+    assert message in action.error
     assert (action.calls, action.content, action.text) == ((), "", reply)
 
 

@@ -60,18 +60,18 @@ def styled(
 def test_increments_spell_the_whole_conversation(styled: Renderer, data: st.DataObject) -> None:
     """Text of the ids held == the template's own rendering of the whole conversation, at every turn."""
     opening = [Message("system", data.draw(REPLY)), Message("user", data.draw(REPLY))]
-    conversation, held = list(opening), [i for span in styled.start(opening) for i in span.ids]
+    conversation, ids = list(opening), [i for span in styled.start(opening) for i in span.ids]
     for _ in range(data.draw(st.integers(1, 3))):
         reply = data.draw(REPLY)
-        held += styled.encode_reply(reply)
+        ids += styled.encode_reply(reply)
         role = data.draw(st.sampled_from(["tool", "user"]))
         new = [Message(role, data.draw(REPLY)) for _ in range(data.draw(st.integers(1, 2)))]
-        before = list(held)
-        spans = styled.extend(held, new)
-        held += [i for span in spans for i in span.ids]
-        assert held[: len(before)] == before
+        before = list(ids)
+        spans = styled.extend(ids, new)
+        ids += [i for span in spans for i in span.ids]
+        assert ids[: len(before)] == before
         conversation += [Message("assistant", reply), *new]
-    spelled = styled.tokenizer.decode(held, skip_special_tokens=False, clean_up_tokenization_spaces=False)
+    spelled = styled.tokenizer.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False)
     expected = styled.render_text(conversation, ())
     if styled.template == LLAMA2_STYLE:  # the policy writes its reply without the blanks this template sets around it
         spelled, expected = (re.sub(r" (<\|im_end\|>)|(\[/INST\]) ", r"\1\2", text) for text in (spelled, expected))
@@ -95,9 +95,9 @@ def test_origins_cover_the_contents_and_nothing_else(styled: Renderer, content: 
     """Also where a content is a word of the template itself."""
     spans = styled.start([Message("system", "You help."), Message("user", content)])
     assert {span.origin for span in spans} == {Origin.TEMPLATE, Origin.OBSERVATION}
-    seen = [styled.tokenizer.decode(list(s.ids)) for s in spans if s.origin is Origin.OBSERVATION]
-    assert seen[0].strip() == "You help."
-    assert seen[-1].strip() == content.strip() or "\ufffd" in seen[-1]
+    observed = [styled.tokenizer.decode(list(s.ids)) for s in spans if s.origin is Origin.OBSERVATION]
+    assert observed[0].strip() == "You help."
+    assert observed[-1].strip() == content.strip() or "\ufffd" in observed[-1]
 
 
 def test_tools_are_listed_in_the_system_message(renderer: Renderer) -> None:

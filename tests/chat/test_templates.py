@@ -92,8 +92,8 @@ def test_every_template_can_be_taken_apart_and_shows_tools(name: str, words: Pre
 
     renderer = Renderer(words, name)
     started = renderer.start([Message("system", "Help."), Message("user", "Hi")], TOOLS)
-    held = [i for span in started for i in span.ids] + list(renderer.encode_reply("Yes."))
-    extended = renderer.extend(held, [Message("tool", "5", name="calculator")])
-    text = words.decode([*held, *(i for span in extended for i in span.ids)])
+    ids = [i for span in started for i in span.ids] + list(renderer.encode_reply("Yes."))
+    extended = renderer.extend(ids, [Message("tool", "5", name="calculator")])
+    text = words.decode([*ids, *(i for span in extended for i in span.ids)])
     assert "calculator" in text
     assert text.count("<|im_end|>") == text.count("<|im_start|>") - 1  # the generation prompt stays open

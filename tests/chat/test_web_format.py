@@ -109,7 +109,7 @@ def test_examples_of_browsergym(text: str, name: str | None, arguments: dict[str
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "empty"),
         ("I click the button", "one call"),
@@ -135,8 +135,8 @@ def test_examples_of_browsergym(text: str, name: str | None, arguments: dict[str
         ('fill("1", "' + "a" * 20_000 + '")', "longer than"),
     ],
 )
-def test_what_is_no_action_says_why(text: str, says: str) -> None:
-    with pytest.raises(WebActionError, match=re.escape(says)):
+def test_what_is_no_action_says_why(text: str, message: str) -> None:
+    with pytest.raises(WebActionError, match=re.escape(message)):
         parse_action(text)
 
 

@@ -93,8 +93,8 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
     assert "(12 of them from before)" in shown
     assert files(folder) == full
     for finished in (True, False):  # as a run that ended, and as one that was killed half-way
-        lost = sorted(full)[3:6]
-        for name in (*lost, *(() if finished else ("collect.json", "tasks.txt", "rollout_summary.jsonl"))):
+        removed = sorted(full)[3:6]
+        for name in (*removed, *(() if finished else ("collect.json", "tasks.txt", "rollout_summary.jsonl"))):
             (folder / name).unlink()
         (folder / ".writing-abc").write_text("half")
         assert main(arguments(5)) == 2
@@ -103,7 +103,7 @@ def test_a_run_that_was_stopped_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
         assert "(9 of them from before)" in capsys.readouterr().out
         again = files(folder)
         assert {name: data for name, (data, _) in again.items()} == {name: data for name, (data, _) in full.items()}
-        assert all(again[name] == full[name] for name in full if name not in lost)
+        assert all(again[name] == full[name] for name in full if name not in removed)
         assert len(rows(folder)) == 12
         assert not (folder / ".writing-abc").exists()
         full = again
@@ -190,7 +190,7 @@ def test_registries_of_every_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         (["math-train-0-1", "math-train-0-x"], "environment 'math' has no 'train' task 'math-train-0-x' (1 of 2)"),
         ([{"name": "a"}], "task 0 lacks 'id' (it has: name)"),
@@ -206,18 +206,18 @@ def test_registries_of_every_form(tmp_path: Path) -> None:
         ([{"id": "a\nb", "fields": {"question": "?"}}], "cannot be printed"),
     ],
 )
-def test_bad_registries_are_named(value: Any, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_registries_are_named(value: Any, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write(tmp_path / "tasks.json", value)
     out = tmp_path / "out"
     assert main(["collect", "--env", "math", "--task_registry", str(path), "--out", str(out)]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert not out.exists()
 
 
 def test_registry_files_that_cannot_be_read(tmp_path: Path) -> None:
-    for data, says in ((b"{", "is not JSON"), (b'["\xff"]', "is not UTF-8")):
+    for data, message in ((b"{", "is not JSON"), (b'["\xff"]', "is not UTF-8")):
         (tmp_path / "tasks.json").write_bytes(data)
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             read_registry(tmp_path / "tasks.json", "math", "train")
     with pytest.raises(UserError, match="Cannot read the task registry"):
         read_registry(tmp_path / "none.json", "math", "train")
@@ -272,10 +272,10 @@ def test_temperature_changes_what_a_model_does(tmp_path: Path, capsys: pytest.Ca
             "--compare_steps", "10"]  # fmt: skip
     assert main([*base, "--policy", "tiny", "--temperature_b", "0.7"]) == ExplorationStatus.DIVERGED == 0
     assert "the replies differ from step 1 on" in capsys.readouterr().out
-    one, two = read_episodes(tmp_path)
-    assert (one.provenance["temperature"], two.provenance["temperature"]) == (0.0, 0.7)
-    assert one.seeds == two.seeds
-    assert one.seeds.environment == 123
+    first, second = read_episodes(tmp_path)
+    assert (first.provenance["temperature"], second.provenance["temperature"]) == (0.0, 0.7)
+    assert first.seeds == second.seeds
+    assert first.seeds.environment == 123
     assert main([*base, "--policy", "expert"]) == ExplorationStatus.SAME == 2
     assert main([*base, "--policy", "tiny", "--temperature_b", "0.0"]) == 2
 
@@ -284,14 +284,14 @@ def test_runs_that_fail_are_1(shop: str, tmp_path: Path, capsys: pytest.CaptureF
     base = ["collect", "--verify-exploration", "--env", shop, "--out", str(tmp_path)]
     assert main([*base, "--task", "v2.down-1"]) == ExplorationStatus.RUN_FAILED == 1
     assert "ended in env_error: reset: OSError: the site is down" in capsys.readouterr().out
-    for wrong, says in (
+    for wrong, message in (
         (["--task", "v2.up-77"], "has no 'train' task 'v2.up-77'"),
         ([], "Say which task to run"),
         (["--task", "v2.up-0", "--temperature", "1"], "takes --temperature-a and --temperature-b"),
         (["--task", "v2.up-0", "--temperature-a", "-1"], "must be 0 or more"),
     ):
         assert main([*base, *wrong]) == 1
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main(["collect", "--env", "math", "--task", "x"]) == 2
     assert "--task goes with --verify-exploration" in capsys.readouterr().err
 

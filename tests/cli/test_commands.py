@@ -131,7 +131,7 @@ def test_envs_lists_every_environment(capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["colect"], "Unknown command 'colect'. Did you mean 'collect'?"),
         (["collect", "--env", "maths"], "Unknown environment 'maths'. Did you mean 'math'?"),
@@ -185,29 +185,33 @@ def test_envs_lists_every_environment(capsys: pytest.CaptureFixture[str]) -> Non
     ],
 )
 def test_wrong_input_gets_one_sentence_and_leaves_nothing(
-    arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 2
     error = capsys.readouterr().err
     lines = [line for line in error.splitlines() if line.startswith("practicum: ")]
     assert len(lines) == 1
-    assert says in lines[0]
+    assert message in lines[0]
     assert list(tmp_path.rglob("*")) == []
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [("nonsense", "is not JSON"), ("[]", "is empty"), ('[{"answer": 1}]', "lacks 'question'")],
 )
 def test_bad_datasets(
-    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    text: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data = tmp_path / "data.json"
     data.write_text(text)
     assert main(["train", STEPS, "agent.environment=math", f"data.train_files={data}", f"data.val_files={data}"]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert main(["collect", "--env", "math", "--data", str(data)]) == 2
     assert list(tmp_path.iterdir()) == [data]
 

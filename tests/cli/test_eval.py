@@ -89,9 +89,9 @@ def test_a_frozen_panel_is_played_again(
         (["--env", "math", "--max-turns", "3"], "give --max-turns"),
         (["--env", "search"], "is of math"),
     ]
-    for extra, says in wrong:
+    for extra, message in wrong:
         assert main(["eval", *extra, "--policy", "expert", "--panel", panel]) == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_compare_prints_the_papers_table(results: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -183,13 +183,13 @@ def test_several_environments_are_one_policy(
     shown = capsys.readouterr().out
     fits(shown)
     assert "Frontier" in shown
-    for arguments, says in [
+    for arguments, message in [
         (["--out", "r.json"], "name a folder"),
         (["--panel", str(first / "math.run" / "panel.json")], "name the folder of another --out"),
         (["--env", "nowhere"], "nowhere"),
     ]:
         assert main(["eval", *worlds, *arguments]) == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_matrix_evaluates_modes_and_continues(
@@ -213,13 +213,13 @@ def test_nothing_is_played_where_one_of_several_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for command, says in [
+    for command, message in [
         (["eval", "--env", "math", "--env", "maths", "--tasks", "3"], "Did you mean 'math'"),
         (["matrix", "--mode", "a=expert", "--mode", "b=nope", "--env", "math", "--tasks", "3"], "'nope'"),
     ]:
         assert main([*command, "--out", "r"]) == 2
         shown = capsys.readouterr()
-        assert says in shown.err
+        assert message in shown.err
         assert shown.out == ""
         assert list(tmp_path.iterdir()) == []
 
@@ -238,7 +238,7 @@ def test_matrix_from_a_file_of_experiments(tmp_path: Path, capsys: pytest.Captur
     assert "\nidle    6/6 " in capsys.readouterr().out
     assert sorted(path.name for path in (tmp_path / "m").glob("*.json")) == ["able.json", "idle.json"]
     assert read_result(tmp_path / "m" / "able.json").settings["rules"] == {"max_turns": 4}
-    for arguments, says in [
+    for arguments, message in [
         ([*command, "--experiment", "abel", "--out", "m"], "has no experiment 'abel'. Did you mean 'able'?"),
         (["matrix", "--experiment", "able"], "has no experiment 'able'"),
         (["matrix", "--experiment", "able", "--mode", "expert"], "not with both"),
@@ -248,11 +248,11 @@ def test_matrix_from_a_file_of_experiments(tmp_path: Path, capsys: pytest.Captur
         (["matrix"], "Nothing to compare"),
     ]:
         assert main(arguments) == 2, arguments
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("]", "is not YAML"),
         ("[]", "has no list 'experiments'"),
@@ -272,10 +272,12 @@ def test_matrix_from_a_file_of_experiments(tmp_path: Path, capsys: pytest.Captur
         ("{experiments: [{name: x, policy: y}], experiment: 3}", "'experiment' is not 'defaults'"),
     ],
 )
-def test_a_wrong_file_of_experiments(text: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_wrong_file_of_experiments(
+    text: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "e.yaml").write_text(text)
     assert main(["matrix", "--config", str(tmp_path / "e.yaml"), "--out", str(tmp_path / "m")]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_wrong_input_gets_one_sentence(
@@ -305,11 +307,11 @@ def test_wrong_input_gets_one_sentence(
             "'tinny'. Did you mean 'tiny'?",
         ),
     ]
-    for arguments, says in cases:
+    for arguments, message in cases:
         assert main(arguments) == 2, arguments
         lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("practicum: ")]
         assert len(lines) == 1
-        assert says in lines[0]
+        assert message in lines[0]
     assert [path.name for path in tmp_path.iterdir()] == ["corrupt.json"]
 
 

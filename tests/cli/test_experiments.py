@@ -125,14 +125,14 @@ def test_eval_of_one_mode(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert main(["eval", "--mode", "lazy=null", "--env", "math", "--tasks", "3"]) == 0
     assert read_result(Path("results/lazy.json")).policy == "lazy"
     capsys.readouterr()
-    for arguments, says in [
+    for arguments, message in [
         (["--experiment", "abel"], "Did you mean 'able'?"),
         (["--mode", "managed"], "Environment 'math' has no option 'manager'"),
         (["--mode", "able", "--experiment", "idle"], "give one"),
         (["--config", "configs/experiments.yaml", "--env", "math"], "name one with --experiment"),
     ]:
         assert main(["eval", *arguments]) == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 def test_collect_of_an_experiment(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -178,18 +178,18 @@ def test_an_unreachable_server_says_where_its_address_came_from(
         "and HALO_WORKER_MODEL=FOLDER."
     )
 
-    def said(command: list[str]) -> str:
+    def error_line(command: list[str]) -> str:
         assert main([*command, "--config", "mine.yaml"]) == 2
         return capsys.readouterr().err
 
     for command in (["collect", "--experiment", "a"], ["eval", "--mode", "a"], ["matrix", "--experiment", "a"]):
-        error = said(command)
+        error = error_line(command)
         assert f"No server answers at {url} (the default of HALO_VLLM_URL; " in error
         assert remedy in error
     monkeypatch.setitem(SERVER_BACKENDS, "vllm", "http://localhost:1/v1")
-    assert f"No server answers at {url} (in the file of experiments; " in said(["eval", "--mode", "b"])
+    assert f"No server answers at {url} (in the file of experiments; " in error_line(["eval", "--mode", "b"])
     monkeypatch.setenv("HALO_VLLM_URL", url)
-    assert f"No server answers at {url} (the value of HALO_VLLM_URL; " in said(["eval", "--mode", "a"])
-    error = said(["eval", "--mode", "a", "--url", url])
+    assert f"No server answers at {url} (the value of HALO_VLLM_URL; " in error_line(["eval", "--mode", "a"])
+    error = error_line(["eval", "--mode", "a", "--url", url])
     assert "HALO_VLLM_URL" not in error
     assert "start it, or check --url" in error

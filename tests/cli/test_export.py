@@ -82,7 +82,7 @@ def test_strategies_shares_and_dry_runs(collected: Path, tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         (["--top_percent", "0"], "--top_percent is a share"),
         (["--input_dir", "none"], "There is no folder 'none'"),
@@ -90,17 +90,17 @@ def test_strategies_shares_and_dry_runs(collected: Path, tmp_path: Path, capsys:
     ],
 )
 def test_wrong_input(
-    arguments: list[str], says: str, collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], message: str, collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
     assert main(["export", "--input_dir", str(collected), *arguments]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         (b'"reply":"', b'"reply":"","was":"', "line 2: 'reply' is empty, so there is no action"),
         (b'"reply":', b'"replay":', "line 2 lacks 'reply'"),
@@ -110,7 +110,7 @@ def test_wrong_input(
     ],
 )
 def test_a_bad_episode_is_named_and_nothing_is_written(
-    old: bytes, new: bytes, says: str, collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    old: bytes, new: bytes, message: str, collected: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 2 * 2**20)
@@ -123,7 +123,7 @@ def test_a_bad_episode_is_named_and_nothing_is_written(
     lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("practicum: ")]
     assert len(lines) == 1
     assert f"'{path}'" in lines[0]
-    assert says in lines[0]
+    assert message in lines[0]
     assert not out.exists()
 
 

@@ -20,9 +20,9 @@ OFFLINE = ["actor_rollout_ref.actor.kl_loss_coef=0.1", "trainer.total_training_s
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def collected(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Four tasks, solved by the expert and missed by chance."""
-    out = tmp_path_factory.mktemp("sound")
+    out = tmp_path_factory.mktemp("collected")
     for policy in ("expert", "random"):
         arguments = ["collect", "--env", "math", "--env-arg", "levels=[1]", "--policy", policy, "--tasks", "4",
                      "--out", str(out), "--run-id", policy]  # fmt: skip
@@ -30,17 +30,17 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def every_file(folder: Path) -> dict[str, int]:
+def file_sizes(folder: Path) -> dict[str, int]:
     return {str(path.relative_to(folder)): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 
 
-def commands(place: Path, out: Path) -> dict[str, list[str]]:
+def commands(episodes: Path, out: Path) -> dict[str, list[str]]:
     """What reads episodes, and where each writes."""
     return {
-        "sft": ["sft", "--episodes", str(place), "--out", str(out), *PLAINLY],
-        "dpo": ["dpo", "--episodes", str(place), "--out", str(out), *PLAINLY],
-        "export": ["export", "--input_dir", str(place), "--output_dir", str(out)],
-        "train": ["train", "--from-trajectories", str(place), f"trainer.default_local_dir={out}", *OFFLINE],
+        "sft": ["sft", "--episodes", str(episodes), "--out", str(out), *PLAINLY],
+        "dpo": ["dpo", "--episodes", str(episodes), "--out", str(out), *PLAINLY],
+        "export": ["export", "--input_dir", str(episodes), "--output_dir", str(out)],
+        "train": ["train", "--from-trajectories", str(episodes), f"trainer.default_local_dir={out}", *OFFLINE],
     }
 
 
@@ -62,33 +62,33 @@ HARM: dict[str, tuple[Callable[[bytes], bytes], str]] = {
 @pytest.mark.parametrize("command", ["sft", "dpo", "export", "train"])
 @pytest.mark.parametrize("harm", list(HARM))
 def test_a_bad_episode(
-    harm: str, command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    harm: str, command: str, collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, folder)
+    shutil.copytree(collected, folder)
     path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
-    change, says = HARM[harm]
+    change, message = HARM[harm]
     path.write_bytes(change(path.read_bytes()))
-    before = every_file(tmp_path)
+    before = file_sizes(tmp_path)
     assert main(commands(folder, out)[command]) == 2
     (line,) = [text for text in capsys.readouterr().err.splitlines() if text.startswith("practicum: ")]
     assert f"'{path}'" in line
-    assert says in line
-    assert every_file(tmp_path) == before
+    assert message in line
+    assert file_sizes(tmp_path) == before
 
 
 @pytest.mark.parametrize("command", ["sft", "dpo", "train"])
 def test_held_out_tasks_are_not_trained_on(
-    command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "in"
-    shutil.copytree(sound, folder)
+    shutil.copytree(collected, folder)
     for path in folder.rglob("*__attempt_*.jsonl"):
         if "-2__" in path.name or "-3__" in path.name:
             path.write_bytes(path.read_bytes().replace(b'"split":"train"', b'"split":"test"'))
     assert main(commands(folder, tmp_path / "out")[command]) == 0
-    says, key = "4 episodes of held-out tasks (test) are left out", "data.include_held_out=true"
-    assert (says if command == "train" else f"{says}; {key} takes them") in capsys.readouterr().out
+    message, key = "4 episodes of held-out tasks (test) are left out", "data.include_held_out=true"
+    assert (message if command == "train" else f"{message}; {key} takes them") in capsys.readouterr().out
     if command != "train":
         assert main([*commands(folder, tmp_path / "all")[command], key]) == 0
         assert "left out" not in capsys.readouterr().out
@@ -99,10 +99,10 @@ def test_held_out_tasks_are_not_trained_on(
 
 
 def test_one_empty_reply_does_not_block_sft_on_a_folder(
-    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, folder)
+    shutil.copytree(collected, folder)
     path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
     path.write_bytes(path.read_bytes().replace(b'"reply":"', b'"reply":" ","was":"', 1))
     assert main(commands(folder, out)["sft"]) == 0
@@ -111,10 +111,10 @@ def test_one_empty_reply_does_not_block_sft_on_a_folder(
 
 @pytest.mark.parametrize("command", ["sft", "dpo"])
 def test_token_ids_beyond_the_vocabulary_are_one_sentence(
-    command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, folder)
+    shutil.copytree(collected, folder)
     for path in folder.rglob("*__attempt_*.jsonl"):
         path.write_bytes(path.read_bytes().replace(b'"ids":[', b'"ids":[999999,', 1))
     assert main(commands(folder, out)[command]) == 2
@@ -122,9 +122,11 @@ def test_token_ids_beyond_the_vocabulary_are_one_sentence(
 
 
 @pytest.mark.parametrize("command", ["export"])
-def test_an_action_that_is_empty(command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_action_that_is_empty(
+    command: str, collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, folder)
+    shutil.copytree(collected, folder)
     path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
     path.write_bytes(path.read_bytes().replace(b'"reply":"', b'"reply":" ","was":"', 1))
     assert main(commands(folder, out)[command]) == 2
@@ -134,10 +136,10 @@ def test_an_action_that_is_empty(command: str, sound: Path, tmp_path: Path, caps
 
 @pytest.mark.parametrize("command", ["sft", "dpo", "export", "train"])
 def test_a_line_of_a_hundred_megabytes(
-    command: str, sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    command: str, collected: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder, out = tmp_path / "in", tmp_path / "out"
-    shutil.copytree(sound, folder)
+    shutil.copytree(collected, folder)
     path = sorted(folder.rglob("expert/*__attempt_*.jsonl"))[-1]
     data = path.read_bytes()
     middle = data.index(b'"reply":"') + len(b'"reply":"')
@@ -152,7 +154,7 @@ def test_a_line_of_a_hundred_megabytes(
 
 
 @pytest.mark.parametrize("command", ["sft", "dpo", "export", "train"])
-def test_a_path_as_task_id(command: str, sound: Path, tmp_path: Path) -> None:
+def test_a_path_as_task_id(command: str, collected: Path, tmp_path: Path) -> None:
     """The whole way, from a registry to a trained model: all that is written lies where it was asked for."""
     registry, folder, out = tmp_path / "tasks.json", tmp_path / "deep" / "er" / "in", tmp_path / "deep" / "out"
     stories = [f"Ann has {n} apples. She buys 2 apples. How many apples does Ann have now?" for n in (3, 4)]
@@ -165,10 +167,10 @@ def test_a_path_as_task_id(command: str, sound: Path, tmp_path: Path) -> None:
         arguments = ["collect", "--env", "math", "--task_registry", str(registry), "--policy", policy,
                      "--out", str(folder), "--run-id", policy]  # fmt: skip
         assert main(arguments) == 0
-    before = every_file(tmp_path)
+    before = file_sizes(tmp_path)
     assert all(name.startswith(("tasks.json", "deep/er/in/collect/")) for name in before)
     assert main(commands(folder, out)[command]) == 0
-    result = set(every_file(tmp_path)) - set(before)
+    result = set(file_sizes(tmp_path)) - set(before)
     assert result
     assert all(name.startswith("deep/out/") for name in result)
     assert not Path("/etc/cron.d/x").exists()
@@ -182,7 +184,7 @@ def row(**changed: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (row(chosen="  "), "line 2: 'chosen' must be a text that is not empty"),
         (row(rejected=7), "line 2: 'rejected' must be a text that is not empty"),
@@ -194,11 +196,11 @@ def row(**changed: Any) -> bytes:
         (row(prompt="x" * HUGE), "line 2 has more than 64 MiB"),
     ],
 )
-def test_bad_rows_of_pairs(line: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_rows_of_pairs(line: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "dpo.jsonl", tmp_path / "out"
     path.write_bytes(row() + line)
     assert main(["dpo", "--dataset_path", str(path), "--out", str(out), *PLAINLY]) == 2
-    assert f"'{path}', {says}" in capsys.readouterr().err
+    assert f"'{path}', {message}" in capsys.readouterr().err
     assert not out.exists()
 
 
@@ -206,11 +208,11 @@ def test_rows_whose_names_are_paths_train_and_write_in_their_folder(tmp_path: Pa
     path, out = tmp_path / "dpo.jsonl", tmp_path / "deep" / "out"
     path.write_bytes(row() + row(chosen="four"))
     assert main(["dpo", "--dataset_path", str(path), "--out", str(out), *PLAINLY]) == 0
-    assert all(name.startswith("deep/out/") or name == "dpo.jsonl" for name in every_file(tmp_path))
+    assert all(name.startswith("deep/out/") or name == "dpo.jsonl" for name in file_sizes(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "message"),
     [
         (b'[{"id": "a", "question": "\xff"}]', "is not UTF-8 text (byte 26)"),
         (b'[{"question": "What is 2 + 2?", "answer": 4}]', "task 0 lacks 'id' (it has: question, answer)"),
@@ -220,11 +222,11 @@ def test_rows_whose_names_are_paths_train_and_write_in_their_folder(tmp_path: Pa
     ],
     ids=["not UTF-8", "no id", "an empty id", "too deep", "a hundred megabytes"],
 )
-def test_bad_task_registries(data: bytes, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_task_registries(data: bytes, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, out = tmp_path / "tasks.json", tmp_path / "out"
     path.write_bytes(data)
     assert main(["collect", "--env", "math", "--task_registry", str(path), "--out", str(out)]) == 2
     output = capsys.readouterr().err
     assert str(path) in output
-    assert says in output
+    assert message in output
     assert not out.exists()

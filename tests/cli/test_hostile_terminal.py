@@ -106,7 +106,7 @@ def test_results(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ('"reward": 0.0', '"reward": NaN', "is no number"),
         ('"reward": 0.0', '"reward": 1e999', "is not finite"),
@@ -119,7 +119,7 @@ def test_results(
     ],
 )
 def test_damaged_results(
-    old: str, new: str, says: str, result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    old: str, new: str, message: str, result: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = json.dumps(result)
     assert old in text
@@ -130,7 +130,7 @@ def test_damaged_results(
     for command in ("compare", "matrix"):
         assert main([command, str(sound), str(damaged)]) == 2
         line = sentence(capsys)
-        assert says in line
+        assert message in line
         harmless(line)
     assert main(["report", str(sound), str(damaged), "-o", str(tmp_path / "r.html")]) == 0
     shown = capsys.readouterr().out

@@ -97,11 +97,11 @@ def test_every_command_takes_what_sft_writes_by_default(
         assert main(command) == 0, (command, capsys.readouterr().err)
     trained = list(tmp_path.glob("practicum/*/model"))
     assert (trained[0] / "adapter_config.json").is_file()
-    for more, says in ((["--full"], "is an adapter"), (["--lora_r", "8"], "training.lora_r is for a new adapter")):
+    for more, message in ((["--full"], "is an adapter"), (["--lora_r", "8"], "training.lora_r is for a new adapter")):
         assert (
             main(["sft", "--episodes", str(demonstrations), "--model", sft, "--out", str(tmp_path / "x"), *more]) == 2
         )
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("adapter", [["--lora_r", "4"], ["--full"]])
@@ -133,8 +133,8 @@ def test_a_stage_cut_short_and_resumed_equals_a_whole_one(
     assert main(arguments("cut")) == 0
     assert (tmp_path / "whole" / "metrics.jsonl").read_bytes() == (tmp_path / "cut" / "metrics.jsonl").read_bytes()
     name = "model.safetensors" if adapter == ["--full"] else "adapter_model.safetensors"
-    one, two = (load_file(tmp_path / run / "model" / name) for run in ("whole", "cut"))
-    assert all(torch.equal(one[key], two[key]) for key in one)
+    first, second = (load_file(tmp_path / run / "model" / name) for run in ("whole", "cut"))
+    assert all(torch.equal(first[key], second[key]) for key in first)
 
 
 def test_out_of_memory_says_what_to_lower(
@@ -173,7 +173,7 @@ def test_preferences_from_episodes(attempts: Path, tmp_path: Path, capsys: pytes
 
 def test_what_cannot_be_done_is_said(demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["sft", "--episodes", str(demonstrations), "--out", str(tmp_path / "x")]
-    for more, says in (
+    for more, message in (
         (["training.fp16=true"], "use training.bf16=true"),
         (["model.load_in_8bit=true"], "needs a CUDA GPU"),
         (["model.load_in_8bit=true", "model.load_in_4bit=true"], "exclude each other"),
@@ -182,7 +182,7 @@ def test_what_cannot_be_done_is_said(demonstrations: Path, tmp_path: Path, capsy
         (["--full", "model.adapter_path=somewhere"], "leave one of them out"),
     ):
         assert main([*base, *more]) == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
     assert main([*base, *SMALL, "--full", "--epochs", "1"]) == 0
     assert main([*base, *SMALL, "--full", "--epochs", "2"]) == 2
     assert "holds a run with training.num_epochs=1" in capsys.readouterr().err
@@ -195,7 +195,7 @@ def test_a_dry_run_refuses_four_bits_on_a_cpu(demonstrations: Path, capsys: pyte
     assert main(command) == 0
 
 
-def asked(command: str, data: list[str], out: Path, *more: str) -> list[str]:
+def command_line(command: str, data: list[str], out: Path, *more: str) -> list[str]:
     """Four short updates or more, of all weights."""
     plain = ["--full", "training.bf16=false", "--batch_size", "4", "--gradient_accumulation_steps", "1"]
     return [command, *data, "--out", str(out), *plain, "--epochs", "1", *more]
@@ -224,16 +224,16 @@ def test_asked_to_stop_it_finishes_the_update_saves_and_goes_on_later(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     data = ["--episodes", str(attempts)]
-    assert main(asked(command, data, tmp_path / "whole")) == 0
+    assert main(command_line(command, data, tmp_path / "whole")) == 0
     before = signal.getsignal(number)
     module, name = (sft_module, "sft_update") if command == "sft" else (dpo_module, "dpo_update")
     before_update(monkeypatch, module, name, 2, lambda: signal.raise_signal(number))
-    assert main(asked(command, data, tmp_path / "cut")) == 130
+    assert main(command_line(command, data, tmp_path / "cut")) == 130
     monkeypatch.undo()
     assert "Stopping after this step, with a checkpoint" in capsys.readouterr().out
     assert signal.getsignal(number) == before
     assert Checkpoints(tmp_path / "cut").steps() == [2]
-    assert main(asked(command, data, tmp_path / "cut")) == 0
+    assert main(command_line(command, data, tmp_path / "cut")) == 0
     for file in ("metrics.jsonl", "model/model.safetensors"):
         assert (tmp_path / "cut" / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
 
@@ -248,11 +248,11 @@ def test_asked_twice_it_stops_at_once_and_begins_anew(
             signal.raise_signal(signal.SIGINT)
 
     before_update(monkeypatch, sft_module, "sft_update", 2, twice)
-    assert main(asked("sft", data, tmp_path)) == 130
+    assert main(command_line("sft", data, tmp_path)) == 130
     monkeypatch.undo()
     assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 1
     assert Checkpoints(tmp_path).steps() == []
-    assert main(asked("sft", data, tmp_path)) == 0
+    assert main(command_line("sft", data, tmp_path)) == 0
     lines = [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines == list(range(1, len(lines) + 1))
 
@@ -260,7 +260,7 @@ def test_asked_twice_it_stops_at_once_and_begins_anew(
 def test_a_folder_that_is_not_this_runs_own_is_not_written_into(
     demonstrations: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    arguments = asked("sft", ["--episodes", str(demonstrations)], tmp_path, "training.save_steps=0")
+    arguments = command_line("sft", ["--episodes", str(demonstrations)], tmp_path, "training.save_steps=0")
     assert main(arguments) == 0
     assert main(arguments) == 2
     assert "already holds a finished run" in capsys.readouterr().err
@@ -277,7 +277,7 @@ def test_the_best_weights_are_the_result_however_often_it_saves(
     losses = iter([3.0, 1.0, *[2.0] * 9])
     monkeypatch.setattr(sft_module, "evaluation_loss", lambda *_: {"eval/loss": next(losses)})
     more = [f"training.save_steps={save_steps}", "training.eval_steps=1", "training.save_total_limit=1"]
-    assert main(asked("sft", ["--episodes", str(demonstrations)], tmp_path, *more)) == 0
+    assert main(command_line("sft", ["--episodes", str(demonstrations)], tmp_path, *more)) == 0
     output = capsys.readouterr().out
     assert "The best weights by eval/loss are those of step 2" in output
     assert "best eval loss 1.0000 at step 2" in output
@@ -292,7 +292,7 @@ def test_rows_of_three_fields_and_one_longer_than_the_window(
     rows[3]["rejected"] = "no " * 3000
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert main(asked("dpo", ["--dataset_path", str(path)], tmp_path / "out")) == 0, capsys.readouterr().err
+    assert main(command_line("dpo", ["--dataset_path", str(path)], tmp_path / "out")) == 0, capsys.readouterr().err
     assert "1 of 8 pairs are longer than the model's window" in capsys.readouterr().out
 
 
@@ -302,7 +302,7 @@ def test_other_data_is_not_gone_on_with(
 ) -> None:
     shown, out = tmp_path / "shown", tmp_path / "out"
     shutil.copytree(attempts, shown)
-    arguments = asked(command, ["--episodes", str(shown)], out)
+    arguments = command_line(command, ["--episodes", str(shown)], out)
     module, name = (sft_module, "sft_update") if command == "sft" else (dpo_module, "dpo_update")
     before_update(monkeypatch, module, name, 1, lambda: signal.raise_signal(signal.SIGINT))
     assert main(arguments) == 130
@@ -316,7 +316,7 @@ def test_other_data_is_not_gone_on_with(
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         (["training.warmup_steps=5"], "training.warmup_ratio"),
         (["training.eval_steps=5"], "nothing to evaluate on"),
@@ -326,6 +326,6 @@ def test_other_data_is_not_gone_on_with(
         (["--dataset_path", "rows.jsonl", "data.include_held_out=true"], "rows do not say which split"),
     ],
 )
-def test_what_dpo_would_not_read_is_refused(more: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_dpo_would_not_read_is_refused(more: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dpo", *more, "--dry-run"]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err

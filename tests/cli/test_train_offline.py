@@ -106,7 +106,7 @@ def test_the_dry_run_says_what_follows(attempts: Path, capsys: pytest.CaptureFix
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         (["algorithm.adv_estimator=gae"], "set algorithm.adv_estimator to one of grpo"),
         (
@@ -124,29 +124,29 @@ def test_the_dry_run_says_what_follows(attempts: Path, capsys: pytest.CaptureFix
     ],
 )
 def test_settings_that_a_log_cannot_honour(
-    more: list[str], says: str, attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    more: list[str], message: str, attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = ["train", "--from-trajectories", str(attempts), *SMALL, HOLD, f"trainer.default_local_dir={tmp_path}",
                  "trainer.experiment_name=run",
                  "trainer.total_training_steps=1"]  # fmt: skip
     assert main([*arguments, *more]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_that_teach_nothing(attempts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    alike, out = tmp_path / "alike", tmp_path / "out"
-    shutil.copytree(attempts / "collect" / "expert", alike)
+    equal_rewards, out = tmp_path / "alike", tmp_path / "out"
+    shutil.copytree(attempts / "collect" / "expert", equal_rewards)
     (tmp_path / "empty").mkdir()
-    for location, says in (
+    for location, message in (
         (tmp_path / "none", "There is no folder"),
         (tmp_path / "empty", "There is no episode below"),
-        (alike, "has episodes of different reward, so there is nothing to compare"),
+        (equal_rewards, "has episodes of different reward, so there is nothing to compare"),
     ):
         arguments = ["train", "--from-trajectories", str(location), "trainer.total_training_steps=1", *SMALL, HOLD,
                      f"trainer.default_local_dir={out}"]  # fmt: skip
         assert main(arguments) == 2
-        assert says in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert not out.exists()
 
 

@@ -63,7 +63,7 @@ class Example:
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"count": 0}, "group.count=0: it must be at least 1."),
         ({"share": 1.0}, "group.share=1.0: it must be at least 0 and below 1."),
@@ -72,11 +72,11 @@ class Example:
         ({"action": "stpo"}, "group.action=stpo is unknown. Did you mean 'stop'?"),
     ],
 )
-def test_a_number_outside_its_bounds_is_an_error_that_names_the_key(changes: dict[str, Any], says: str) -> None:
+def test_a_number_outside_its_bounds_is_an_error_that_names_the_key(changes: dict[str, Any], message: str) -> None:
     check_fields(Example(seed=-5), "group.")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         check_fields(Example(**changes), "group.")
-    assert says in str(caught.value)
+    assert message in str(exc_info.value)
 
 
 def test_bounds_in_words() -> None:

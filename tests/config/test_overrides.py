@@ -71,15 +71,15 @@ def test_two_names_of_one_key_may_not_disagree() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("data.max_prompt_length=512", "prompts are never cut"),
         ("per_device_train_batch_size=4", "set data.train_batch_size"),
         ("reward_funcs=x", "set agent.reward_name"),
     ],
 )
-def test_a_name_that_cannot_be_honoured_says_what_to_use(override: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_a_name_that_cannot_be_honoured_says_what_to_use(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         resolve_train([override])
 
 
@@ -117,9 +117,9 @@ def test_tiny_on_a_cpu_has_defaults_of_its_own() -> None:
     assert resolve_train([CPU, f"{ACTOR}optim.lr=1e-5"]).config.actor_rollout_ref.actor.optim.lr == 1e-5
 
 
-@pytest.mark.parametrize("given", ["actor_rollout_ref.model.path=smollm2", "trainer.device=cuda"])
-def test_other_models_and_devices_have_the_documented_defaults(given: str) -> None:
-    assert resolve_train([given]).config.actor_rollout_ref.actor.optim.lr == 5e-7
+@pytest.mark.parametrize("override", ["actor_rollout_ref.model.path=smollm2", "trainer.device=cuda"])
+def test_other_models_and_devices_have_the_documented_defaults(override: str) -> None:
+    assert resolve_train([override]).config.actor_rollout_ref.actor.optim.lr == 5e-7
 
 
 def test_a_recipe_is_a_whole_experiment() -> None:
@@ -147,13 +147,13 @@ def test_htdag_s_spellings_are_translated() -> None:
 def test_epochs_are_counted_over_generated_tasks() -> None:
     value = [CPU, "data.num_train_tasks=100", "trainer.total_epochs=10", "data.train_batch_size=32"]
     assert training_steps(resolve_train(value).config) == 30  # three whole batches per epoch
-    for override, says in (
+    for override, message in (
         ("data.train_files=tasks.json", "counts generated tasks, and data.train_files gives others"),
         ("data.from_trajectories=runs/collect", "data.from_trajectories gives others"),
         ("data.num_train_tasks=16", "fewer than the 32 tasks of one step"),
         ("trainer.log_file_backups=2", "does nothing without trainer.log_file"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             resolve_train([*value, override])
 
 
@@ -165,17 +165,17 @@ def test_epochs_take_the_place_of_the_models_number_of_steps() -> None:
 
 
 def test_an_unknown_recipe_is_an_error_that_lists_those_there_are() -> None:
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         resolve_train(["recipe=math-tinny"])
-    assert "Did you mean 'math-tiny'" in str(caught.value)
-    assert all(name in str(caught.value) for name in recipe_names())
-    with pytest.raises(UserError) as caught:
+    assert "Did you mean 'math-tiny'" in str(exc_info.value)
+    assert all(name in str(exc_info.value) for name in recipe_names())
+    with pytest.raises(UserError) as exc_info:
         resolve_train(["recipe=nothing-like-it"])
-    assert str(caught.value).count("textcraft-smollm2-gpu") == 1
+    assert str(exc_info.value).count("textcraft-smollm2-gpu") == 1
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("rollout.n=4", "Did you mean 'actor_rollout_ref.rollout.n'?"),
         ("clip_ratio=0.1", "Did you mean 'actor_rollout_ref.actor.clip_ratio'?"),
@@ -189,11 +189,11 @@ def test_an_unknown_recipe_is_an_error_that_lists_those_there_are() -> None:
         ("qqq=1", "docs/config.md says what they mean."),
     ],
 )
-def test_the_end_of_a_key_gets_the_whole_key_and_no_hint_lists_them_all(override: str, says: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_the_end_of_a_key_gets_the_whole_key_and_no_hint_lists_them_all(override: str, message: str) -> None:
+    with pytest.raises(UserError) as exc_info:
         resolve_train([override])
-    assert str(caught.value).endswith(says)
-    assert len(str(caught.value)) < 150
+    assert str(exc_info.value).endswith(message)
+    assert len(str(exc_info.value)) < 150
 
 
 def test_recipes_are_found_from_any_folder(tmp_path: Path) -> None:

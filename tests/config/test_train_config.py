@@ -105,14 +105,14 @@ CODE_COMMAND = [
 
 
 def test_both_spellings_of_the_agent_group() -> None:
-    one = resolve_train(["agent.tools=[calculator]", "agent.max_turns=3"]).config
-    two = resolve_train(["agent.init_args.tools=[calculator]", "agent.max_turns=3"]).config
-    assert one == two
-    assert one.agent.tools == ["calculator"]
+    first = resolve_train(["agent.tools=[calculator]", "agent.max_turns=3"]).config
+    second = resolve_train(["agent.init_args.tools=[calculator]", "agent.max_turns=3"]).config
+    assert first == second
+    assert first.agent.tools == ["calculator"]
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("trainer.total_steps=3", "Unknown key 'trainer.total_steps'. Did you mean 'trainer.total_training_steps'"),
         ("agent.max_turn=3", "Unknown key 'agent.max_turn'. Did you mean 'agent.max_turns'"),
@@ -127,15 +127,15 @@ def test_both_spellings_of_the_agent_group() -> None:
         ("recipe=nothing", "There is no recipe 'nothing'"),
     ],
 )
-def test_wrong_keys_and_values_are_errors(override: str, says: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_wrong_keys_and_values_are_errors(override: str, message: str) -> None:
+    with pytest.raises(UserError) as exc_info:
         resolve_train([override])
-    assert says in str(caught.value)
-    assert "\n" not in str(caught.value)
+    assert message in str(exc_info.value)
+    assert "\n" not in str(exc_info.value)
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("actor_rollout_ref.actor.grad_clip=-1", "actor_rollout_ref.actor.grad_clip=-1.0: it must be at least 0"),
         ("critic.grad_clip=-1", "at least 0"),
@@ -158,8 +158,8 @@ def test_wrong_keys_and_values_are_errors(override: str, says: str) -> None:
         ("data.curriculum.window=-1", "at least 1"),
     ],
 )
-def test_numbers_without_a_meaning_are_errors(override: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_numbers_without_a_meaning_are_errors(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         resolve_train([override])
 
 
@@ -249,14 +249,14 @@ def test_the_papers_commands_resolve(command: list[str], capsys: pytest.CaptureF
 
 
 def test_a_dry_run_says_what_the_policy_is_measured_from(capsys: pytest.CaptureFixture[str]) -> None:
-    for value, says in (
+    for value, message in (
         ([], "a frozen copy of the start"),
         (["actor_rollout_ref.model.lora_rank=8"], "the model beneath its new adapter"),
         (["actor_rollout_ref.model.lora_adapter_path=x"], "a frozen copy of the adapter at the start"),
         (["actor_rollout_ref.actor.use_kl_loss=false"], "none"),
     ):
         assert main(["train", "--dry-run", "trainer.total_training_steps=2", *value]) == 0
-        assert f"reference model: {says}" in capsys.readouterr().out
+        assert f"reference model: {message}" in capsys.readouterr().out
     assert (
         main(
             [
@@ -290,7 +290,7 @@ def test_the_defaults_that_agentfly_documents() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "means nothing to actor_rollout_ref.rollout.name"),
         (["actor_rollout_ref.rollout.gpu_memory_utilization=0.9", "trainer.device=cpu"], "means nothing to"),
@@ -333,14 +333,14 @@ def test_the_defaults_that_agentfly_documents() -> None:
         (["agent.num_chains=0"], "agent.num_chains"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) -> None:
-    with pytest.raises(UserError) as caught:
+def test_what_cannot_be_honoured_is_an_error(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError) as exc_info:
         resolve_train(overrides)
-    assert says in str(caught.value)
+    assert message in str(exc_info.value)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (["actor_rollout_ref.model.path=smollm2"], "Set trainer.total_training_steps"),
         (["trainer.total_epochs=2"], "counts passes over data.train_files"),
@@ -369,12 +369,12 @@ def test_what_cannot_be_honoured_is_an_error(overrides: list[str], says: str) ->
     ],
 )  # fmt: skip
 def test_a_run_that_cannot_start_says_why(
-    overrides: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     code = main(["train", *overrides, f"trainer.default_local_dir={tmp_path}", "trainer.val_before_train=false"])
     error = capsys.readouterr().err
     assert code == 2
-    assert says in error
+    assert message in error
     assert not list(tmp_path.rglob("metrics.jsonl"))
 
 
@@ -389,7 +389,7 @@ def test_the_mismatch_that_stops_a_run_follows_the_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ("agent.tools=[calculater]", "Unknown tool 'calculater'. Did you mean 'calculator'"),
         ("agent.reward_name=maths_reward", "Unknown reward 'maths_reward'"),
@@ -405,13 +405,15 @@ def test_the_mismatch_that_stops_a_run_follows_the_precision() -> None:
         ("algorithm.offline.method=bandid", "is for learning from a log"),
     ],
 )
-def test_a_dry_run_fails_on_what_the_run_refuses(override: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dry_run_fails_on_what_the_run_refuses(
+    override: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["train", "--dry-run", "trainer.total_training_steps=2", override]) == 2
-    assert says in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (["data.train_files=nowhere.json", "data.val_files=nowhere.json", "agent.reward_name=math_reward"],
          "data.train_files: there is no 'nowhere.json' on this machine"),
@@ -422,11 +424,11 @@ def test_a_dry_run_fails_on_what_the_run_refuses(override: str, says: str, capsy
     ],
 )  # fmt: skip
 def test_a_dry_run_warns_of_what_is_not_on_this_machine_and_the_run_refuses_it(
-    overrides: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    overrides: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     steps = ["trainer.total_training_steps=2", f"trainer.default_local_dir={tmp_path}"]
     assert main(["train", "--dry-run", *steps, *overrides]) == 0
-    assert f"practicum: warning: {says}" in capsys.readouterr().err
+    assert f"practicum: warning: {message}" in capsys.readouterr().err
     assert main(["train", *steps, *overrides]) == 2
     assert not list(tmp_path.rglob("metrics.jsonl"))
 

@@ -254,9 +254,9 @@ def test_mbpp_has_its_authors_split(tmp_path: Path) -> None:
 def test_solutions_pass_their_tests_and_wrong_ones_do_not(tmp_path: Path, name: str) -> None:
     (row,) = convert(name, published(tmp_path, name)).rows
     called = row.get("entry_point", "add")
-    ends = f"\ncheck({called})" if "entry_point" in row else ""
+    suffix = f"\ncheck({called})" if "entry_point" in row else ""
     for test in row["test_cases"]:
-        checked = f"{row.get('test_setup_code', '')}\n{test}{ends}"
+        checked = f"{row.get('test_setup_code', '')}\n{test}{suffix}"
         exec(f"{row['solution']}\n{checked}", {})
         with pytest.raises(AssertionError):
             exec(f"def {called}(*given):\n    return -1\n{checked}", {})
@@ -303,7 +303,7 @@ def squad_with(**change: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         (
             "gsm8k",
@@ -331,26 +331,26 @@ def squad_with(**change: Any) -> str:
         ("mbpp", json.dumps({**MBPP[0], "test_list": "assert"}), "line 1: 'test_list' must be a list"),
     ],
 )
-def test_bad_input_is_named_and_nothing_is_written(tmp_path: Path, name: str, content: str, says: str) -> None:
+def test_bad_input_is_named_and_nothing_is_written(tmp_path: Path, name: str, content: str, message: str) -> None:
     source, out = tmp_path / "in.json", tmp_path / "out"
     source.write_text(content)
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         command.run([name, str(source), str(out / "tasks.json")])
-    assert says in str(caught.value)
-    assert str(source) in str(caught.value)
+    assert message in str(exc_info.value)
+    assert str(source) in str(exc_info.value)
     assert not out.exists()
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     source, output = published(tmp_path, "hotpotqa"), tmp_path / "qa.json"
     (tmp_path / "qa-corpus").mkdir()
-    kept = tmp_path / "qa-corpus" / "documents.jsonl"
-    kept.write_text("mine")
+    corpus = tmp_path / "qa-corpus" / "documents.jsonl"
+    corpus.write_text("mine")
     with pytest.raises(UserError, match="exists already"):
         command.run(["hotpotqa", str(source), str(output)])
-    assert kept.read_text() == "mine"
+    assert corpus.read_text() == "mine"
     assert not output.exists()
-    kept.unlink()
+    corpus.unlink()
     command.run(["hotpotqa", str(source), str(output)])
     with pytest.raises(UserError, match="exists already"):
         command.run(["hotpotqa", str(source), str(output)])

@@ -55,12 +55,12 @@ def make(
 ) -> Trajectory:
     """An episode of observations and replies, in which a byte is a token."""
     turns = []
-    for number, (seen, message) in enumerate(steps):
+    for number, (observation, message) in enumerate(steps):
         turns.append(
             Turn(
-                spans=(Span(Origin.OBSERVATION, ids_of(seen)), Span(Origin.SAMPLED, ids_of(message))),
+                spans=(Span(Origin.OBSERVATION, ids_of(observation)), Span(Origin.SAMPLED, ids_of(message))),
                 restart=number == 0 or turn.get("restart", False),
-                messages=(Message("user", seen),),
+                messages=(Message("user", observation),),
                 reply=message,
                 action=Action(message, message),
                 source=ActionSource.POLICY,
@@ -148,31 +148,31 @@ def test_other_tasks_and_unscored_episodes_make_no_pairs() -> None:
 
 
 def test_in_an_unsteady_world_only_equal_seeds_meet() -> None:
-    one = make([("goal", "roll"), ("six", "stay")], 1.0, seed=1)
-    two = make([("goal", "roll"), ("two", "stay")], 0.0, seed=2, attempt=1)
-    assert nondeterministic_environments([one, two]) == {"shop"}
+    first = make([("goal", "roll"), ("six", "stay")], 1.0, seed=1)
+    second = make([("goal", "roll"), ("two", "stay")], 0.0, seed=2, attempt=1)
+    assert nondeterministic_environments([first, second]) == {"shop"}
     other = make([("goal", "pass")], 0.0, seed=2, attempt=2)
-    assert mine_preferences([one, two, other], "same_state") == []  # seed 2: nothing was rewarded
-    lucky = make([("goal", "pass")], 0.0, seed=1, attempt=3)
-    (pair,) = mine_preferences([one, two, lucky], "same_state")
+    assert mine_preferences([first, second, other], "same_state") == []  # seed 2: nothing was rewarded
+    later = make([("goal", "pass")], 0.0, seed=1, attempt=3)
+    (pair,) = mine_preferences([first, second, later], "same_state")
     assert (pair.chosen.episode.seeds.environment, pair.rejected.episode.seeds.environment) == (1, 1)
     steady = make([("goal", "roll"), ("six", "go")], 0.0, seed=2, attempt=1)
-    assert nondeterministic_environments([one, steady]) == set()
-    assert len(mine_preferences([one, steady, other], "same_state")) == 2
+    assert nondeterministic_environments([first, steady]) == set()
+    assert len(mine_preferences([first, steady, other], "same_state")) == 2
 
 
 def test_ranking_and_shares() -> None:
-    near = make([("g", "a"), ("h", "b")], 0.0, progress=[0.2, 0.9])
+    slow = make([("g", "a"), ("h", "b")], 0.0, progress=[0.2, 0.9])
     quick = make([("g", "c")], 0.0, attempt=1, progress=[0.9])
     far = make([("g", "d")], 0.0, attempt=2, progress=[0.1])
     won = make([("g", "e")], 1.0, attempt=3, progress=[0.5])
-    episodes = [near, far, won, quick]
+    episodes = [slow, far, won, quick]
     assert successful_episodes(episodes, "default") == [won]
     assert successful_episodes(episodes, "default", include_failed=True) == episodes
     assert successful_episodes(episodes, "progress_ranked") == [
         quick
     ]  # ceil(0.2 · 4) = 1: far as `near` came, in fewer steps
-    assert successful_episodes(episodes, "progress_ranked", 0.5) == [near, quick]
+    assert successful_episodes(episodes, "progress_ranked", 0.5) == [slow, quick]
     assert successful_episodes(episodes, "same_state", 0.25, include_failed=True) == [quick]
     assert len(successful_episodes([make([("g", "a")], 1.0, attempt=k) for k in range(15)], "default", 0.2)) == 3
     (pair,) = mine_preferences(episodes, "progress_ranked")
@@ -208,20 +208,20 @@ def test_conversations_say_what_is_trained() -> None:
 
 
 def test_images_are_part_of_a_state_and_of_a_conversation() -> None:
-    def seeing(image: str, said: str, reward: float) -> Trajectory:
-        episode = make([("goal", said)], reward)
+    def with_image(image: str, reply: str, reward: float) -> Trajectory:
+        episode = make([("goal", reply)], reward)
         shown = replace(episode.turns[0], messages=(Message("user", "goal", images=(image,)),))
         return replace(episode, turns=(shown,))
 
     red, blue = "data:image/png;base64,AA", "data:image/png;base64,BB"
-    assert len(mine_preferences([seeing(red, "a", 1.0), seeing(red, "b", 0.0)], "same_state")) == 1
-    assert mine_preferences([seeing(red, "a", 1.0), seeing(blue, "b", 0.0)], "same_state") == []
-    (row,) = sft_rows([seeing(red, "a", 1.0)])
+    assert len(mine_preferences([with_image(red, "a", 1.0), with_image(red, "b", 0.0)], "same_state")) == 1
+    assert mine_preferences([with_image(red, "a", 1.0), with_image(blue, "b", 0.0)], "same_state") == []
+    (row,) = sft_rows([with_image(red, "a", 1.0)])
     assert row["messages"][0]["content"] == [
         {"type": "text", "text": "goal"},
         {"type": "image_url", "image_url": {"url": red}},
     ]
-    assert has_images(seeing(red, "a", 1.0))
+    assert has_images(with_image(red, "a", 1.0))
     assert not has_images(make([("goal", "a")]))
 
 
@@ -262,7 +262,7 @@ def test_rendered_prompts_are_what_the_policy_was_shown(tokenizer: PreTrainedTok
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         (b'{"prompt": "p", "action": ""}', "line 2: 'action' must be a text that is not empty"),
         (b'{"prompt": "p", "action": 3}', "line 2: 'action' must be a text that is not empty"),
@@ -274,14 +274,14 @@ def test_rendered_prompts_are_what_the_policy_was_shown(tokenizer: PreTrainedTok
         (b'{"prompt": "' + b"p" * 5000 + b'"}', "line 2 has more than"),
     ],
 )
-def test_bad_rows_are_named(line: bytes, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_rows_are_named(line: bytes, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "MAX_LINE_BYTES", 4096 if b"ppp" in line else 2**20)
     path = tmp_path / "bc.jsonl"
     path.write_bytes(b'{"prompt": "p", "action": "a"}\n' + line + b"\n")
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         jsonl.read_rows(path, ("prompt", "action"))
-    assert str(caught.value).startswith(f"'{path}', ")
-    assert says in str(caught.value)
+    assert str(exc_info.value).startswith(f"'{path}', ")
+    assert message in str(exc_info.value)
 
 
 def test_good_rows_are_read_and_missing_files_named(tmp_path: Path) -> None:
@@ -322,7 +322,7 @@ def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         (b'"reply":"b"', b'"replie":"b"', "line 3 lacks 'reply'"),
         (b'"reply":"b"', b'"reply":7', "line 3: 'reply' is not what"),
@@ -337,12 +337,12 @@ def test_files_are_written_together_or_not_at_all(tmp_path: Path) -> None:
         (b'"error":null}\n', b'"error":null}', "the file is cut short"),
     ],
 )
-def test_bad_episodes_are_named(old: bytes, new: bytes, says: str, tmp_path: Path) -> None:
+def test_bad_episodes_are_named(old: bytes, new: bytes, message: str, tmp_path: Path) -> None:
     path = store.write_episode(tmp_path, make([("goal", "a"), ("next", "b")], 1.0))
     full = path.read_bytes()
     assert old in full
-    at = full.rindex(old) if not says.startswith("line") else full.index(old)
+    at = full.rindex(old) if not message.startswith("line") else full.index(old)
     path.write_bytes(full[:at] + new + full[at + len(old) :])
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         store.read_episode(path, validate=True)
-    assert f"'{path}' is not a whole episode file: {says}" in str(caught.value)
+    assert f"'{path}' is not a whole episode file: {message}" in str(exc_info.value)

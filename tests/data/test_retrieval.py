@@ -50,11 +50,11 @@ def test_scores_agree_with_bm25s() -> None:
     index = BM25Index(Document(f"{number:04d}", "", " ".join(text)) for number, text in enumerate(texts))
     for _ in range(50):
         query = rng.sample(vocabulary, rng.randint(1, 6))
-        mine = {int(hit.document.id): hit.score for hit in index.search(" ".join(query), 200)}
-        theirs = peer.get_scores(query)
-        assert set(mine) == {number for number, score in enumerate(theirs) if score > 0}
-        for number, score in mine.items():
-            assert score == pytest.approx(float(theirs[number]), abs=1e-5)  # theirs are float32
+        scores = {int(hit.document.id): hit.score for hit in index.search(" ".join(query), 200)}
+        peer_scores = peer.get_scores(query)
+        assert set(scores) == {number for number, score in enumerate(peer_scores) if score > 0}
+        for number, score in scores.items():
+            assert score == pytest.approx(float(peer_scores[number]), abs=1e-5)  # theirs are float32
 
 
 def test_equals_stand_in_the_order_of_their_ids_and_not_of_their_coming() -> None:
@@ -103,7 +103,7 @@ def test_corpus_folders(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "says"),
+    ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"text": }\n', "line 2 is not JSON"),
         ("a.jsonl", b'{"title": "x"}\n', "line 1 must be an object with a 'text'"),
@@ -112,9 +112,9 @@ def test_corpus_folders(tmp_path: Path) -> None:
         ("a.md", b"x", "holds no documents"),
     ],
 )
-def test_what_a_corpus_can_have_wrong(tmp_path: Path, name: str, content: bytes, says: str) -> None:
+def test_what_a_corpus_can_have_wrong(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         read_corpus(tmp_path)
 
 
@@ -162,10 +162,10 @@ def test_one_line_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_over_a_given_index_it_is_the_same_tool() -> None:
-    mine = google_search_over(BM25Index(FACTS), results=1)
-    assert mine.schema == google_search.schema
-    assert asyncio.run(mine.call({"query": "Tolen"})).text == "Mivar was written by Tolen."
-    assert asyncio.run(mine.call({})).text == "Error: google_search needs the argument 'query'."
+    scores = google_search_over(BM25Index(FACTS), results=1)
+    assert scores.schema == google_search.schema
+    assert asyncio.run(scores.call({"query": "Tolen"})).text == "Mivar was written by Tolen."
+    assert asyncio.run(scores.call({})).text == "Error: google_search needs the argument 'query'."
 
 
 def test_nothing_or_too_much_to_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,9 +196,9 @@ class Service(BaseHTTPRequestHandler):
         seen = (urlsplit(self.path).path, requests, self.headers["X-Subscription-Token"])
         self.answer(seen, {"web": {"results": rows}})
 
-    def answer(self, seen: tuple[str, dict[str, Any], str | None], found: Any) -> None:
-        self.seen.append(seen)
-        status, data, wait = self.script.pop(0) if self.script else (200, json.dumps(found).encode(), 0.0)
+    def answer(self, call: tuple[str, dict[str, Any], str | None], body: Any) -> None:
+        self.seen.append(call)
+        status, data, wait = self.script.pop(0) if self.script else (200, json.dumps(body).encode(), 0.0)
         time.sleep(wait)
         self.send_response(status)
         if status == 302:
@@ -251,7 +251,7 @@ def test_answers_are_kept_on_disk(service: str, tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         ((401, b"", 0.0), "the search service answered 401"),
         ((403, b"secret key refused", 0.0), "the search service answered 403"),
@@ -264,14 +264,14 @@ def test_answers_are_kept_on_disk(service: str, tmp_path: Path, monkeypatch: pyt
     ],
 )
 def test_a_service_s_faults_are_not_the_agent_s(
-    service: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes, float], says: str
+    service: str, monkeypatch: pytest.MonkeyPatch, answer: tuple[int, bytes, float], message: str
 ) -> None:
     if answer[2]:
         monkeypatch.setenv("PRACTICUM_SEARCH_TIMEOUT", "0.2")
     Service.script[:] = [answer, answer]
-    with pytest.raises(ToolFailure) as caught:
+    with pytest.raises(ToolFailure) as exc_info:
         call("Tolen")
-    assert str(caught.value) == says
+    assert str(exc_info.value) == message
     assert len(Service.seen) == 2, "asked once more; a redirect is not followed with the key in hand"
     if not answer[2]:
         Service.script[:] = [answer]
@@ -294,7 +294,7 @@ def test_no_results_and_no_service(service: str, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "says"),
+    ("name", "value", "message"),
     [
         ("URL", "file:///etc/passwd", "begins with https://"),
         ("KEY", "", "without PRACTICUM_SEARCH_KEY"),
@@ -303,8 +303,8 @@ def test_no_results_and_no_service(service: str, monkeypatch: pytest.MonkeyPatch
         ("TIMEOUT", "60", "below 30"),
     ],
 )
-def test_wrong_settings(service: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str, says: str) -> None:
+def test_wrong_settings(service: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str) -> None:
     monkeypatch.setenv(f"PRACTICUM_SEARCH_{name}", value)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         call("x")
     assert not Service.seen

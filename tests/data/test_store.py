@@ -83,9 +83,9 @@ def episode(task_id: str = "t") -> Trajectory:
 @given(st.data())
 def test_a_cut_file_is_never_taken_for_an_episode(data: st.DataObject) -> None:
     complete = encode_episode(episode())
-    cut = data.draw(st.integers(0, len(complete) - 1))
+    length = data.draw(st.integers(0, len(complete) - 1))
     with pytest.raises((ValueError, KeyError)):
-        decode_episode(complete[:cut])
+        decode_episode(complete[:length])
 
 
 def test_an_edited_task_is_noticed(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_long_ids_that_begin_alike_stay_apart(tmp_path: Path) -> None:
 @pytest.mark.parametrize("broken", ["write", "fsync", "replace"])
 def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     before = store.write_episode(tmp_path, episode("old"))
-    kept = before.read_bytes()
+    data = before.read_bytes()
 
     def full(*arguments: Any, **options: Any) -> Any:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -126,18 +126,18 @@ def test_a_full_disk_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(os, "fdopen", fdopen)
     else:
         monkeypatch.setattr(os, broken, full)
-    with pytest.raises(UserError, match="No space left on device") as caught:
+    with pytest.raises(UserError, match="No space left on device") as exc_info:
         store.write_episode(tmp_path, episode("old"))
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(exc_info.value)
     assert [p.name for p in tmp_path.iterdir()] == [before.name]
-    assert before.read_bytes() == kept
-    assert "free some space" in str(caught.value)
+    assert before.read_bytes() == data
+    assert "free some space" in str(exc_info.value)
 
 
 @pytest.mark.parametrize("below", ["episode.jsonl", "run/episode.jsonl"])
 def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path, below: str) -> None:
     location = tmp_path / "out"
     location.write_text("")
-    with pytest.raises(UserError, match=f"'{location}' is a file, not a folder; write elsewhere") as caught:
+    with pytest.raises(UserError, match=f"'{location}' is a file, not a folder; write elsewhere") as exc_info:
         write_atomic(location / below, b"")
-    assert "free some space" not in str(caught.value)
+    assert "free some space" not in str(exc_info.value)

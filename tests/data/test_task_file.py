@@ -39,7 +39,7 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, text: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("not json", "is not JSON"),
         ("[]", "is empty"),
@@ -54,10 +54,10 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path, text: str) -> 
         ('{"question": "a", "answer": [1e999]}\n{"question": "b"}', "row 0 holds NaN or Infinity"),
     ],
 )
-def test_bad_files_get_one_clear_sentence(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says) as caught:
+def test_bad_files_get_one_clear_sentence(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as exc_info:
         read_task_file(write(tmp_path / "d.json", text), "math", "train")
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(exc_info.value)
 
 
 def test_missing_and_unreadable_files(tmp_path: Path) -> None:

@@ -48,8 +48,8 @@ class Slow(ToolEnvironment):
     formats = ("hf",)
 
     def __init__(self, slow: str = "", log: str | None = None, format: str = "hf") -> None:
-        here = Path(__file__)
-        super().__init__([f"{here}:look"], f"{here}:one", format)
+        path = Path(__file__)
+        super().__init__([f"{path}:look"], f"{path}:one", format)
         self.slow, self.log = slow, log
 
     def model_names(self) -> tuple[str, ...]:

@@ -25,7 +25,7 @@ from practicum.tools.errors import ToolFailure
 from practicum.tools.python_executor import python_executor
 from practicum.trajectory import Outcome, Trajectory, plan_attempts
 from practicum.utils.concurrency import Deadline, slot
-from tests.sandbox.sandbox_world import ours, zombies
+from tests.sandbox.sandbox_world import sandbox_processes, zombies
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -50,7 +50,7 @@ def test_the_expert_solves_everything(renderer: Renderer, format: str, count: in
     assert {(e.outcome, e.reward, len(e.turns)) for e in episodes} == {(Outcome.SUCCESS, 1.0, 2)}
     assert all(e.components == {"passed": 5.0, "cases": 5.0, "compiled": 1.0} for e in episodes)
     assert not any("Error" in e.turns[1].messages[-1].content for e in episodes)
-    assert not ours()
+    assert not sandbox_processes()
     assert not zombies()
 
 
@@ -141,11 +141,11 @@ def test_partial_credit_and_truncation() -> None:
     (step,) = steps(world, task, Action(content="```python\ndef f(x):\n    return x\n```"))
     assert (step.reward, step.terminated, step.success) == (0.5, True, False)
 
-    async def cut() -> Step:
+    async def truncate() -> Step:
         await world.reset(task, 0)
         return await world.truncate()
 
-    step = asyncio.run(cut())
+    step = asyncio.run(truncate())
     assert (step.reward, step.truncated, step.components["cases"]) == (0.0, True, 2.0)
 
 
@@ -194,7 +194,7 @@ def test_no_episode_begins_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    ("code", "says"),
+    ("code", "message"),
     [
         ("print(1)\n2 + 3", "1\n5"),
         ("x = 1", "(no output)"),
@@ -207,13 +207,13 @@ def test_no_episode_begins_without_a_sandbox(monkeypatch: pytest.MonkeyPatch) ->
         ("import os; os.kill(os.getpid(), 9)", "Error: it was killed"),
     ],
 )  # fmt: skip
-def test_what_the_tool_says(code: str, says: str) -> None:
+def test_what_the_tool_says(code: str, message: str) -> None:
     result = asyncio.run(python_executor.call({"code": code}))
     assert not result.failed
-    if "printed more" in says:
+    if "printed more" in message:
         assert result.text.endswith(" …(cut)")
     else:
-        assert result.text.splitlines() == says.splitlines()
+        assert result.text.splitlines() == message.splitlines()
 
 
 def test_the_tool_keeps_nothing_between_calls() -> None:
@@ -250,9 +250,9 @@ def test_a_step_s_deadline_stands_still_until_its_program_has_a_place(
     async def wait() -> Step:
         await world.reset(task, 0)
         with slot(narrow.slots):
-            asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(world.step(action)))
+            pending = asyncio.ensure_future(Deadline(0.4, "environment step").of(world.step(action)))
             await asyncio.sleep(0.7)
-        return await asking
+        return await pending
 
     assert asyncio.run(wait()).terminated is not bool(action.calls)
 

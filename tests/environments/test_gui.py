@@ -249,8 +249,8 @@ def test_finishing_early_and_being_cut_off_score_nothing() -> None:
     async def go() -> None:
         world = GuiEnvironment()
         await world.reset(FORM, 0)
-        cut = await world.truncate()
-        assert (cut.truncated, cut.reward, cut.progress) == (True, 0.0, 0.0)
+        step = await world.truncate()
+        assert (step.truncated, step.reward, step.progress) == (True, 0.0, 0.0)
         done = await world.step(Action(content="done"))
         assert (done.terminated, done.reward, done.success) == (True, 0.0, False)
         for name, arguments in (CLICK_NAME, TYPE, ("click", {"box": OK})):
@@ -478,7 +478,7 @@ SHOWN = Message("user", "Look.", images=("data:image/png;base64,AAAA",))
 
 
 @pytest.fixture
-def seeing(tokenizer: PreTrainedTokenizerBase) -> Renderer:
+def image_renderer(tokenizer: PreTrainedTokenizerBase) -> Renderer:
     changed = copy.deepcopy(tokenizer)
     changed.chat_template = VISION
     return Renderer(changed)
@@ -498,19 +498,19 @@ def test_a_template_that_cannot_show_pictures_says_so(tokenizer: PreTrainedToken
         blind.extend(blind.encode_reply("x"), [SHOWN])
 
 
-def test_a_template_that_can_marks_their_places(seeing: Renderer) -> None:
-    spans = seeing.start([Message("system", "S"), SHOWN])
-    assert seeing.tokenizer.decode([i for s in spans for i in s.ids]) == (
+def test_a_template_that_can_marks_their_places(image_renderer: Renderer) -> None:
+    spans = image_renderer.start([Message("system", "S"), SHOWN])
+    assert image_renderer.tokenizer.decode([i for s in spans for i in s.ids]) == (
         "<|im_start|>system\nS<|im_end|>\n<|im_start|>user\nLook.<image><|im_end|>\n<|im_start|>assistant\n"
     )
-    observed = [seeing.tokenizer.decode(list(s.ids)) for s in spans if s.origin is Origin.OBSERVATION]
+    observed = [image_renderer.tokenizer.decode(list(s.ids)) for s in spans if s.origin is Origin.OBSERVATION]
     assert observed == ["S", "Look."]
-    more = seeing.extend(seeing.encode_reply("x"), [SHOWN])
-    assert "Look.<image>" in seeing.tokenizer.decode([i for s in more for i in s.ids])
+    more = image_renderer.extend(image_renderer.encode_reply("x"), [SHOWN])
+    assert "Look.<image>" in image_renderer.tokenizer.decode([i for s in more for i in s.ids])
 
 
-def test_screenshots_through_a_whole_episode(seeing: Renderer) -> None:
-    episodes = run("expert", seeing, 6, observe="image")
+def test_screenshots_through_a_whole_episode(image_renderer: Renderer) -> None:
+    episodes = run("expert", image_renderer, 6, observe="image")
     assert {e.outcome for e in episodes} == {Outcome.SUCCESS}
     for episode in episodes:
         assert all(len(turn.messages[-1].images) == 1 for turn in episode.turns)
@@ -520,9 +520,9 @@ def test_screenshots_through_a_whole_episode(seeing: Renderer) -> None:
 
 
 def test_screenshots_for_a_text_template_stop_the_run(renderer: Renderer) -> None:
-    with pytest.raises(ExceptionGroup) as caught:
+    with pytest.raises(ExceptionGroup) as exc_info:
         run("expert", renderer, 2, observe="both")
-    assert all(isinstance(error, UserError) for error in caught.value.exceptions)
+    assert all(isinstance(error, UserError) for error in exc_info.value.exceptions)
 
 
 def test_messages_without_pictures_are_stored_as_before() -> None:

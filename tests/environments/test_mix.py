@@ -153,8 +153,8 @@ def test_a_reward_of_ones_own_by_its_path(tmp_path: Path) -> None:
 def test_figures_of_each_environment() -> None:
     figures = rollout_metrics(play("expert", 3))
     assert figures["success/affine:sat/mean"] == figures["reward/math/mean"] == 1.0
-    one = rollout_metrics([e for e in play("expert", 3) if e.task.environment == "math"])
-    assert "success/math/mean" not in one
+    metrics = rollout_metrics([e for e in play("expert", 3) if e.task.environment == "math"])
+    assert "success/math/mean" not in metrics
 
 
 def test_a_curriculum_over_several_environments() -> None:

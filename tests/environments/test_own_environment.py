@@ -150,27 +150,27 @@ def test_plain_functions_may_be_overridden_and_may_return_something_to_await() -
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (STEP, "lacks reset; define `def reset(self, task, seed)`"),
         (RESET, "lacks step; define `def step(self, action)`"),
         ("", "lacks reset and step; define"),
     ],
 )
-def test_a_class_without_its_methods_gets_a_sentence(tmp_path: Path, body: str, said: str) -> None:
-    with pytest.raises(UserError, match=said.replace("(", r"\(").replace(")", r"\)")):
+def test_a_class_without_its_methods_gets_a_sentence(tmp_path: Path, body: str, message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(").replace(")", r"\)")):
         registry.environment_class(f"{write(tmp_path, HEAD, body)}:Mine")
 
 
 @pytest.mark.parametrize(
-    ("reset", "step", "said"),
+    ("reset", "step", "message"),
     [
         ("Observation((Message('user', 'Count.'),))", "(1.0, True)", "`step` returned a tuple; it must return a Step"),
         ("'Count.'", "Step()", "`reset` returned a str; it must return an Observation"),
         ("Observation(('Count.',))", "Step()", "messages must be Message objects, not str"),
     ],
 )
-def test_a_wrong_value_is_named(tmp_path: Path, reset: str, step: str, said: str) -> None:
+def test_a_wrong_value_is_named(tmp_path: Path, reset: str, step: str, message: str) -> None:
     body = f"""
     async def reset(self, task, seed):
         return {reset}
@@ -180,7 +180,7 @@ def test_a_wrong_value_is_named(tmp_path: Path, reset: str, step: str, said: str
 """
     error = play(write(tmp_path, HEAD, body), 1)[0].error
     assert error is not None
-    assert said in error
+    assert message in error
 
 
 def test_decorators_work_without_parentheses(tmp_path: Path) -> None:

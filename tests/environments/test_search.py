@@ -171,9 +171,9 @@ def test_splits_share_neither_names_nor_tasks_and_are_the_same_everywhere() -> N
     tasks = {
         split: {t.hash for seed in range(3) for t in SearchEnvironment().tasks(split, 60, seed)} for split in SPLITS
     }
-    for one, other in (("train", "val"), ("train", "test"), ("val", "test")):
-        assert not names[one] & names[other]
-        assert not tasks[one] & tasks[other]
+    for first, second in (("train", "val"), ("train", "test"), ("val", "test")):
+        assert not names[first] & names[second]
+        assert not tasks[first] & tasks[second]
     assert min(map(len, names.values())) > 500
     for split in SPLITS:
         world = make_world(f"{split}/0/0")

@@ -188,10 +188,10 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
 
 
 def test_pools_of_one_kind_are_shared() -> None:
-    one, same, other = shared_pool(HOST, {"start": 1}, 1), shared_pool(HOST, {"start": 1}, 1), shared_pool(HOST, {}, 1)
-    assert one is same
-    assert one is not other
-    pids = one.ask("pids")
+    pool, same, other = shared_pool(HOST, {"start": 1}, 1), shared_pool(HOST, {"start": 1}, 1), shared_pool(HOST, {}, 1)
+    assert pool is same
+    assert pool is not other
+    pids = pool.ask("pids")
     close_pools()
     assert gone(pids)
 

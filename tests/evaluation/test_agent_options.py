@@ -38,11 +38,11 @@ def test_tools_prompts_formats_and_sampling_make_no_other_panel_and_the_task_doe
         {"environment_options": {"tools": ["calculator"], "system": "Think."}}, {"format": "react"},
         {"temperature": 0.7}, {"roles": {"policy": "expert"}}, {"max_tokens": 9},
     ]  # fmt: skip
-    assert {settings(**one).make_panel().hash for one in others} == {plain}
+    assert {settings(**options).make_panel().hash for options in others} == {plain}
     worlds: list[dict[str, Any]] = [
         {"environment_options": {"levels": [1]}}, {"environment_options": {"reward": "qa_f1_reward"}}, {"seed": 1},
     ]  # fmt: skip
-    hashes = {settings(**one).make_panel().hash for one in worlds}
+    hashes = {settings(**options).make_panel().hash for options in worlds}
     assert plain not in hashes
     assert len(hashes) == 3
 

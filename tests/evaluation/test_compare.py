@@ -133,9 +133,9 @@ def test_other_panels_are_refused(make_result: Make) -> None:
 
 def test_environment_sets_must_be_equal(make_result: Make) -> None:
     both = policy(make_result("a", [1], panel="x"), make_result("a", [1], panel="y", environment="sat"))
-    one = policy(make_result("b", [1], panel="x"))
+    other_panel = policy(make_result("b", [1], panel="x"))
     with pytest.raises(UserError, match="not evaluated on the same panels \\(sat\\)"):
-        compare_policies([both, one])
+        compare_policies([both, other_panel])
 
 
 def test_p_values_are_corrected_over_policies_and_environments(make_result: Make) -> None:

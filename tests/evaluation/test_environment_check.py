@@ -103,10 +103,10 @@ def test_every_environment_is_sound_and_faults_of_others_are_found(
     monkeypatch.setenv("PYTHONHASHSEED", "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2")
     assert check_all([f"{missing}:Moody", f"{parrot}:Parrot", f"{moody}:Moody", *own], 2, {}) == 1
     shown = capsys.readouterr().out.splitlines()[1:]
-    not_checked, reason, sound, differing, fault = shown[:5]
+    not_checked, reason, passed, differing, fault = shown[:5]
     assert not_checked.endswith(" not checked:")
     assert reason == "  - moody needs a package"
-    assert sound.endswith("  sound")
+    assert passed.endswith("  sound")
     assert "DIFFERS" in differing
     assert differing.endswith("1 fault")
     assert fault == "  - another process gave another episode"

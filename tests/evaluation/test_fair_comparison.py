@@ -86,10 +86,14 @@ def test_unscored_ways_are_both_corrected_over_all_comparisons(make_result: Make
 
 def test_interval_and_verdict_agree_for_few_tasks_all_gained(make_result: Make) -> None:
     """Formerly 'No difference shown ... [+20.7, +100]' and '5 tasks show a difference of 117.7 points'."""
-    found = compare_pair(make_result("a", [0] * 6), make_result("b", [1] * 6))
-    assert (found.conclusion, found.success.p_value, found.success.test) == ("better", 0.03125, "exact McNemar")
-    assert found.success.interval.low > 0
-    assert found.record()["tests"]["exact McNemar"] == mcnemar_exact(6, 0) == 0.03125
+    comparison = compare_pair(make_result("a", [0] * 6), make_result("b", [1] * 6))
+    assert (comparison.conclusion, comparison.success.p_value, comparison.success.test) == (
+        "better",
+        0.03125,
+        "exact McNemar",
+    )
+    assert comparison.success.interval.low > 0
+    assert comparison.record()["tests"]["exact McNemar"] == mcnemar_exact(6, 0) == 0.03125
     five = compare_pair(make_result("a", [0] * 5), make_result("b", [1] * 5))
     assert five.conclusion == "no difference shown"
     assert five.success.interval.low <= 0
@@ -171,10 +175,10 @@ def test_seconds_are_not_tested_and_nothing_scored_is_said(make_result: Make) ->
     }
     assert math.isnan(deltas["Mean seconds"].p_value)
     assert deltas["Mean seconds"].record()["p_value"] is None
-    nothing = compare_pair(make_result("a", [None] * 3), make_result("b", [1] * 3))
-    assert nothing.conclusion is Conclusion.NOT_KNOWN
-    assert "nothing can be compared" in nothing.sentence
-    assert nothing.decision.gate is Gate.WITHHELD
+    comparison = compare_pair(make_result("a", [None] * 3), make_result("b", [1] * 3))
+    assert comparison.conclusion is Conclusion.NOT_KNOWN
+    assert "nothing can be compared" in comparison.sentence
+    assert comparison.decision.gate is Gate.WITHHELD
 
 
 def test_overall_success_pass_at_k_and_the_frontier_have_intervals(make_result: Make) -> None:
@@ -182,8 +186,8 @@ def test_overall_success_pass_at_k_and_the_frontier_have_intervals(make_result: 
     b = policy(make_result("b", [1, 1] * 20, panel="x"), make_result("b", [0] * 39 + [1], panel="y", environment="sat"))
     limits = overall_interval(list(a.results.values()))
     assert 0.15 < limits.low < 0.25 < limits.high < 0.36
-    one = a.results["x"].interval()
-    assert limits.high - limits.low < one.high - one.low  # two environments tell more than one
+    interval = a.results["x"].interval()
+    assert limits.high - limits.low < interval.high - interval.low  # two environments tell more than one
     shares = frontier_shares([a, b])
     assert (shares["a"], shares["b"]) == (0.0, 1.0)
     close = policy(make_result("c", [1, 0] * 20, panel="x"), make_result("c", [0] * 38 + [1] * 2, panel="y"))

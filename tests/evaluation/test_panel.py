@@ -44,7 +44,7 @@ def test_a_panel_file_is_the_panel(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ('"seed": 3', '"seed": 4', "it was changed"),
         ('"max_turns": 3', '"max_turns": 30', "it was changed"),
@@ -53,11 +53,11 @@ def test_a_panel_file_is_the_panel(tmp_path: Path) -> None:
         ("{", "", "is not JSON"),
     ],
 )
-def test_a_changed_panel_is_refused(old: str, new: str, says: str, tmp_path: Path) -> None:
+def test_a_changed_panel_is_refused(old: str, new: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "panel.json"
     Panel(PANEL.tasks[:2], 3, {"max_turns": 3}).write(path)
     path.write_text(path.read_text().replace(old, new, 1))
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         read_panel(path)
     with pytest.raises(UserError, match="Cannot read the panel"):
         read_panel(tmp_path / "none.json")

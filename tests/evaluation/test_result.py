@@ -141,7 +141,7 @@ def test_a_result_of_episodes_counts_what_was_not_scored() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "is not JSON"),
         ('{"format": "practicum result 1", "low": NaN}', "NaN is no number"),
@@ -151,10 +151,10 @@ def test_a_result_of_episodes_counts_what_was_not_scored() -> None:
         (b"\xff\xfe", "is not JSON"),
     ],
 )
-def test_broken_files_are_one_sentence(text: str | bytes, says: str, tmp_path: Path) -> None:
+def test_broken_files_are_one_sentence(text: str | bytes, message: str, tmp_path: Path) -> None:
     path = tmp_path / "r.json"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         read_result(path)
 
 

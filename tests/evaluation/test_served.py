@@ -113,19 +113,19 @@ def test_a_served_model_answers_as_it_does_at_home(
     panel = str(tmp_path / "away.run" / "panel.json")
     assert main(["eval", "--env", "math", "--max-turns", "1", "--max-tokens", "8", "--policy", "tiny", "--panel", panel,
                  "--out", str(home)]) == 0  # fmt: skip
-    there, here = read_result(away), read_result(home)
-    assert there.panel == here.panel
-    assert f"panel {there.panel}" in shown
-    assert there.settings["url"] == served.url
-    assert there.settings["stage"] == "server"
+    remote, local = read_result(away), read_result(home)
+    assert remote.panel == local.panel
+    assert f"panel {remote.panel}" in shown
+    assert remote.settings["url"] == served.url
+    assert remote.settings["stage"] == "server"
     replies = [
         [episode.turns[0].reply for episode in store.read_episodes(tmp_path / f"{name}.run" / "episodes")]
         for name in ("away", "home")
     ]
     assert len(replies[0]) == 6
     assert replies[0] == replies[1]
-    assert [(s.task, s.outcome, s.reward) for s in there.attempts] == [
-        (s.task, s.outcome, s.reward) for s in here.attempts
+    assert [(s.task, s.outcome, s.reward) for s in remote.attempts] == [
+        (s.task, s.outcome, s.reward) for s in local.attempts
     ]
     assert main(["compare", str(home), str(away)]) == 0
     assert "No difference shown" in capsys.readouterr().out
@@ -159,7 +159,7 @@ def command_of_ended(out: Path, url: str) -> list[str]:
             "tiny-served", "--concurrency", "1", "--out", str(out)]  # fmt: skip
 
 
-def said(capsys: pytest.CaptureFixture[str]) -> str:
+def error_line(capsys: pytest.CaptureFixture[str]) -> str:
     """The one sentence of an error."""
     shown = capsys.readouterr()
     lines = [line for line in shown.err.splitlines() if line.startswith("practicum: ")]
@@ -174,28 +174,30 @@ def test_a_server_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
         url = f"http://127.0.0.1:{free.getsockname()[1]}/v1"
     started = time.monotonic()
     assert main(["eval", "--env", "math", "--url", url, "--policy", "m"]) == 2
-    assert f"No server answers at {url} (" in said(capsys)
+    assert f"No server answers at {url} (" in error_line(capsys)
     assert time.monotonic() - started < 30  # not three hundred tasks' retries
 
 
 def test_a_model_that_the_server_has_not(served: Served, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*command(served), "--policy", "tiny-serve"]) == 2
-    assert said(capsys).endswith("has no model 'tiny-serve'; --policy is its name there. Did you mean 'tiny-served'?")
+    assert error_line(capsys).endswith(
+        "has no model 'tiny-serve'; --policy is its name there. Did you mean 'tiny-served'?"
+    )
 
 
 def test_addresses_and_keys(
     served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for url, says in [
+    for url, message in [
         ("localhost:8000", "give the address of a server, such as http://localhost:8000/v1"),
         (served.url.removesuffix("/v1"), "should it end in /v1?"),
         ("http://[oops/v1", "No server answers"),
     ]:
         assert main(["eval", "--env", "math", "--tasks", "2", "--url", url, "--policy", "tiny-served"]) == 2
-        assert says in said(capsys)
+        assert message in error_line(capsys)
     served.key = "secret"
     assert main(command(served)) == 2
-    assert "put its key into OPENAI_API_KEY" in said(capsys)
+    assert "put its key into OPENAI_API_KEY" in error_line(capsys)
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     assert main(command(served, tmp_path / "r.json")) == 0
     assert "secret" not in (tmp_path / "r.json").read_text() + json.dumps(_everything(tmp_path / "r.run"))

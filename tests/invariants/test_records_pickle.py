@@ -187,27 +187,27 @@ def test_things_of_a_users_file_are_found_again_in_a_new_process(tmp_path: Path)
     (tmp_path / "neighbour.py").write_text("FACTOR = 2\n")
     make, format = registry.environment_maker(f"{file}:Mine", f"{file}:Whisper")
     assert format == f"{file}:Whisper"
-    things = (
+    records = (
         make(), make, registry.tool(f"{file}:double"), registry.reward(f"{file}:exact"), registry.make_format(format),
         Task("t", "mine", "train", {"question": "?", "answer": "eight", "nested": {"list": [1]}}),
     )  # fmt: skip
-    data = pickle.dumps(things)
+    data = pickle.dumps(records)
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         results = pool.apply(play, (data,))
     assert {key: value for key, value in results.items() if key in ("tool", "reward")} == {"tool": "6", "reward": 1.0}
     assert [results[name][1] for name in ("instance", "factory")] == [1.0, 1.0]
     assert all("8" in results[name][0] for name in ("instance", "factory"))
-    assert results["task"] == (things[-1].hash, (1,))
+    assert results["task"] == (records[-1].hash, (1,))
     again = pickle.loads(data)
-    assert type(again[0]) is type(things[0])
-    assert again[2] is things[2]
+    assert type(again[0]) is type(records[0])
+    assert again[2] is records[2]
 
 
 def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text("class Thing:\n    pass\n")
-    thing = registry.function(f"{file}:Thing")()
-    data = pickle.dumps(thing).replace(b"mine~", b"gone~")
+    environment = registry.function(f"{file}:Thing")()
+    data = pickle.dumps(environment).replace(b"mine~", b"gone~")
     file.unlink()
     with pytest.raises(ModuleNotFoundError, match=f"there is no file '{file}'"):
         pickle.loads(data)

@@ -45,7 +45,7 @@ class Chatter(Environment):
         return " ".join(self.rng.choices(WORDS, k=self.rng.randint(1, 12))).strip() or "x"
 
 
-class Witness:
+class RecordingEngine:
     """Passes everything on to an engine and remembers exactly what it saw and said."""
 
     name = "witness"
@@ -69,7 +69,7 @@ class Witness:
 @pytest.fixture(scope="module", params=["own", *TEMPLATES])
 def rolled(
     request: pytest.FixtureRequest, llama_tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[Trajectory], Witness, Decoder]:
+) -> tuple[list[Trajectory], RecordingEngine, Decoder]:
     loaded = loader.load_tiny(11)
     if request.param == "llama-3":
         loaded.model.resize_token_embeddings(len(llama_tokenizer))
@@ -78,30 +78,30 @@ def rolled(
         loaded.model.model.embed_tokens.weight.mul_(2.0)  # varied replies, ends among them
     renderer = Renderer(loaded.tokenizer, None if request.param == "own" else request.param)
     decoder = Decoder(loaded.model)
-    witness = Witness(LocalEngine(decoder, renderer, max_batch=16))
+    recorder = RecordingEngine(LocalEngine(decoder, renderer, max_batch=16))
     agent = Agent(max_turns=4, sampling=Sampling(max_tokens=12, temperature=0.9))
     planned = plan_attempts([Task(f"t{k}", "chatter", "train") for k in range(24)], 2, 0)
 
     async def run() -> list[Trajectory]:
         try:
-            return await run_episodes(planned, Chatter, agent, witness, renderer)
+            return await run_episodes(planned, Chatter, agent, recorder, renderer)
         finally:
-            await witness.close()
+            await recorder.close()
 
-    return asyncio.run(run()), witness, decoder
+    return asyncio.run(run()), recorder, decoder
 
 
 def session_of(episode: Trajectory) -> str:
     return f"{episode.group}#{episode.attempt}#{episode.seeds.sampling}"
 
 
-def test_the_record_is_what_the_engine_saw_and_said(rolled: tuple[list[Trajectory], Witness, Decoder]) -> None:
-    episodes, witness, _ = rolled
+def test_the_record_is_what_the_engine_saw_and_said(rolled: tuple[list[Trajectory], RecordingEngine, Decoder]) -> None:
+    episodes, recorder, _ = rolled
     assert max(len(e.turns) for e in episodes) > 2
     for episode in episodes:
         (run,) = episode.sequences()
         at = 0
-        for (requests, reply), turn in zip(witness.seen[session_of(episode)], episode.turns, strict=True):
+        for (requests, reply), turn in zip(recorder.seen[session_of(episode)], episode.turns, strict=True):
             end = len(requests.ids) + len(reply.ids)
             assert run.ids[: len(requests.ids)] == requests.ids
             assert run.ids[len(requests.ids) : end] == reply.ids
@@ -113,7 +113,7 @@ def test_the_record_is_what_the_engine_saw_and_said(rolled: tuple[list[Trajector
         assert at == len(run.ids)
 
 
-def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness, Decoder]) -> None:
+def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], RecordingEngine, Decoder]) -> None:
     """After a trip through the store: mask 1 exactly on sampled tokens, log-probs within 1e-4 of the learner's."""
     episodes, _, decoder = rolled
     again = [decode_episode(encode_episode(e)) for e in episodes]
@@ -124,22 +124,22 @@ def test_the_learner_trains_exactly_that(rolled: tuple[list[Trajectory], Witness
         (run,) = episode.sequences()
         assert sample.ids == run.ids
         assert sample.mask.tolist() == list(run.sampled)
-        mine = sample.sampling_logprobs[sample.mask]
-        assert np.abs(mine - logprobs.numpy()).max() <= 1e-4
+        recorded = sample.sampling_logprobs[sample.mask]
+        assert np.abs(recorded - logprobs.numpy()).max() <= 1e-4
 
 
 def test_a_reply_cut_short_is_closed_by_the_template_and_not_trained(
-    rolled: tuple[list[Trajectory], Witness, Decoder],
+    rolled: tuple[list[Trajectory], RecordingEngine, Decoder],
 ) -> None:
-    episodes, witness, _ = rolled
-    cut = 0
+    episodes, recorder, _ = rolled
+    num_cut = 0
     for episode in episodes:
-        requests = [request for request, _ in witness.seen[session_of(episode)]]
+        requests = [request for request, _ in recorder.seen[session_of(episode)]]
         for number, turn in enumerate(episode.turns[:-1]):
             if turn.stop_reason.value == "length":
-                cut += 1
+                num_cut += 1
                 following = episode.turns[number + 1].spans[0]
                 assert following.origin is Origin.TEMPLATE
-                held = len(requests[number].ids) + len(turn.spans[-1].ids)
-                assert requests[number + 1].ids[held] == following.ids[0]
-    assert cut > 0
+                length = len(requests[number].ids) + len(turn.spans[-1].ids)
+                assert requests[number + 1].ids[length] == following.ids[0]
+    assert num_cut > 0

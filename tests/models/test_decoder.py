@@ -91,12 +91,12 @@ def test_the_fused_weights_are_the_parameters() -> None:
 def test_gradients_equal_hugging_face(name: str) -> None:
     """Weights that are multiplied side by side get each its own gradient, biases included."""
     ids, target = torch.randint(0, 97, (2, 30)), torch.randn(2, 30, 97)
-    theirs = build(name)
-    (theirs(ids).logits * target).sum().backward()
-    ours = build(name)
-    decoder = Decoder(ours)
+    reference = build(name)
+    (reference(ids).logits * target).sum().backward()
+    model = build(name)
+    decoder = Decoder(model)
     (decoder.logits(decoder.hidden(ids, torch.arange(30).expand(2, 30), causal)) * target).sum().backward()
-    for (label, expected), result in zip(theirs.named_parameters(), ours.parameters(), strict=True):
+    for (label, expected), result in zip(reference.named_parameters(), model.parameters(), strict=True):
         assert expected.grad is not None
         assert result.grad is not None
         assert torch.allclose(result.grad, expected.grad, rtol=1e-4, atol=1e-4 * float(expected.grad.abs().max())), (

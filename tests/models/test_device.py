@@ -47,7 +47,7 @@ def test_auto_with_a_gpu(gpus: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "said"),
+    ("name", "dtype", "message"),
     [
         ("cuda", "auto", "--device=cuda, but no CUDA GPU is to be seen here; set it to cpu (or auto)."),
         ("cuda:0", "auto", "--device=cuda:0, but no CUDA GPU"),
@@ -57,10 +57,10 @@ def test_auto_with_a_gpu(gpus: None) -> None:
         ("cpu", "int8", "--dtype=int8 is not a dtype of weights."),
     ],
 )
-def test_errors_are_one_sentence(name: str, dtype: str, said: str, no_gpu: None) -> None:
+def test_errors_are_one_sentence(name: str, dtype: str, message: str, no_gpu: None) -> None:
     with pytest.raises(UserError) as raised:
         loader.resolve_device(name, dtype)
-    assert said in str(raised.value)
+    assert message in str(raised.value)
 
 
 def test_keys_of_train(no_gpu: None) -> None:
@@ -81,12 +81,12 @@ def test_keys_of_train(no_gpu: None) -> None:
 def test_on_a_gpu_a_step_is_larger(gpus: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "a card")
     config = resolve_train(["trainer.total_training_steps=1"]).config
-    where = settings.find_device(config)
-    assert settings.max_num_seqs(config, where) == 256
+    device = settings.find_device(config)
+    assert settings.max_num_seqs(config, device) == 256
     assert "device: cuda (a card), bfloat16" in summarize(config)
     assert any("at most 16384 tokens" in line for line in summarize(config))
     config.actor_rollout_ref.rollout.max_num_seqs = 16
-    assert settings.max_num_seqs(config, where) == 16
+    assert settings.max_num_seqs(config, device) == 16
     config.trainer.n_gpus_per_node = 0
     assert settings.find_device(config) == Device()
     config.trainer.device = "cuda"
@@ -117,10 +117,10 @@ def test_a_run_is_not_continued_on_another_device(tmp_path: Path, no_gpu: None) 
     config = resolve_train([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"]).config
     run = build.build_run(config)
     (run.folder / "metrics.jsonl").write_text('{"step": 1}\n')
-    elsewhere = resolve_train([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"]).config
-    elsewhere.trainer.device, elsewhere.actor_rollout_ref.model.dtype = "cuda", "bfloat16"
+    moved = resolve_train([*words, "algorithm.adv_estimator=grpo", "trainer.logger=[]"]).config
+    moved.trainer.device, moved.actor_rollout_ref.model.dtype = "cuda", "bfloat16"
     with pytest.raises(UserError, match="holds a run with actor_rollout_ref.model.dtype=float32, not bfloat16"):
-        check_continuation(elsewhere, settings.run_folder(elsewhere))
+        check_continuation(moved, settings.run_folder(moved))
 
 
 def test_only_a_gpu_changes_what_a_result_is(gpus: None) -> None:

@@ -51,9 +51,9 @@ def test_plain_peft_loads_it_and_gives_the_same_logits(trained: tuple[TrainableP
     plain = peft.PeftModel.from_pretrained(base, str(folder)).eval()
     ids = torch.tensor([[5, 9, 20, 7, 33, 8]])
     with torch.no_grad():
-        theirs = plain(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-    mine = torch.tensor(policy.score([5], [9, 20, 7, 33, 8]))
-    assert torch.allclose(mine, theirs, atol=1e-5)
+        expected = plain(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
+    actual = torch.tensor(policy.score([5], [9, 20, 7, 33, 8]))
+    assert torch.allclose(actual, expected, atol=1e-5)
 
 
 def test_true_counts() -> None:
@@ -65,21 +65,21 @@ def test_true_counts() -> None:
                          num_attention_heads=2, num_key_value_heads=1)  # fmt: skip
     loaded = loader.LoadedModel(LlamaForCausalLM(config), None, "x")  # type: ignore[arg-type]
     loaded = lora.add_adapter(loaded, lora.LoRASettings(4, targets=PROJECTIONS))
-    trainable, everything = lora.parameter_counts(loaded)
+    trainable, total = lora.parameter_counts(loaded)
     each = 4 * ((16 + 16) + 2 * (16 + 8) + (16 + 16) + 2 * (16 + 24) + (24 + 16))
     assert trainable == 2 * each
-    assert everything == trainable + sum(p.numel() for n, p in loaded.model.named_parameters() if "lora_" not in n)
+    assert total == trainable + sum(p.numel() for n, p in loaded.model.named_parameters() if "lora_" not in n)
 
 
 def test_the_same_seed_gives_the_same_adapter_and_keeps_the_global_random_state() -> None:
     torch.manual_seed(5)
     expected = torch.rand(3)
     torch.manual_seed(5)
-    one = lora.add_adapter(loader.load("tiny"), lora.LoRASettings(4), seed=3)
+    first = lora.add_adapter(loader.load("tiny"), lora.LoRASettings(4), seed=3)
     assert torch.equal(torch.rand(3), expected)
-    two = lora.add_adapter(loader.load("tiny"), lora.LoRASettings(4), seed=3)
-    mine, theirs = one.model.state_dict(), two.model.state_dict()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    second = lora.add_adapter(loader.load("tiny"), lora.LoRASettings(4), seed=3)
+    actual, other = first.model.state_dict(), second.model.state_dict()
+    assert all(torch.equal(actual[name], other[name]) for name in actual)
 
 
 @pytest.mark.parametrize("settings", [lora.LoRASettings(4, dora=True), lora.LoRASettings(4, rslora=True)])

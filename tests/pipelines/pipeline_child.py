@@ -13,15 +13,15 @@ from practicum.cli.main import main
 
 def ending_at(part: str, count: int, end: Callable[[], None]) -> Callable[[Any, Any], None]:
     """`os.replace`, with `end` called before the `count`-th path that has this part is put in its place."""
-    put, left = os.replace, count
+    original, num_left = os.replace, count
 
     def replace(source: Any, target: Any) -> None:
-        nonlocal left
+        nonlocal num_left
         if part in str(target):
-            left -= 1
-            if left == 0:
+            num_left -= 1
+            if num_left == 0:
                 end()
-        put(source, target)
+        original(source, target)
 
     return replace
 

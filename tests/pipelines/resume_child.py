@@ -59,12 +59,12 @@ def cut_power() -> None:
 
 def countdown(moment: int, end: Callable[[], None]) -> Callable[..., None]:
     """A function that calls `end` the `moment`-th time it is called."""
-    left = moment
+    num_left = moment
 
     def call(*_: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left == 0:
+        nonlocal num_left
+        num_left -= 1
+        if num_left == 0:
             end()
 
     return call

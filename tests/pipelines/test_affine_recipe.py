@@ -22,21 +22,21 @@ def pay(task, action, step):
 '''
 
 
-def shrunk(whole: dict[str, Any], folder: Path) -> dict[str, Any]:
+def shrunk(recipe: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The paper's recipe with few episodes, for a model with a short window; everything else as it is."""
-    data = whole["data"]
+    data = recipe["data"]
     data["affine"]["num_samples"], data["agentgym"]["num_episodes"] = 12, 20
     data["agentgym"]["max_episode_length"], data["max_response_tokens"] = 8, 12
     data["environment_args"] = {
         "affine:sat": {"levels": [1]}, "agentgym:webshop": {"products": 100, "observation": "short"},
         "agentgym:babyai": {"levels": [1, 2]},
     }  # fmt: skip
-    whole["training"] |= {"num_epochs": 1, "warmup_steps": 2}
-    whole["rl_training"] |= {"num_rollouts": 1, "rollout_batch_size": 5, "ppo_epochs": 2, "save_steps": 1}
-    whole["rl_training"]["reward_function"] = f"{folder / 'pay.py'}:pay"
-    whole["rl_training"]["overrides"] = ["data.curriculum.enable=true", "data.curriculum.field=level"]
-    whole["evaluation"]["num_eval_samples"] = 2
-    return {**whole, "model": {"path": "tiny"}, "output_dir": str(folder / "out")}
+    recipe["training"] |= {"num_epochs": 1, "warmup_steps": 2}
+    recipe["rl_training"] |= {"num_rollouts": 1, "rollout_batch_size": 5, "ppo_epochs": 2, "save_steps": 1}
+    recipe["rl_training"]["reward_function"] = f"{folder / 'pay.py'}:pay"
+    recipe["rl_training"]["overrides"] = ["data.curriculum.enable=true", "data.curriculum.field=level"]
+    recipe["evaluation"]["num_eval_samples"] = 2
+    return {**recipe, "model": {"path": "tiny"}, "output_dir": str(folder / "out")}
 
 
 @pytest.mark.slow

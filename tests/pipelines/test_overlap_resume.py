@@ -23,10 +23,10 @@ def test_a_run_with_a_batch_ahead_that_was_cut_short_equals_an_unbroken_one(tmp_
         train_until(str(broken), overrides, ("update", 3), cut_power)
     assert train_in_process(broken, overrides, ("episode", 6)) == -signal.SIGKILL
     train_until(str(broken), overrides)
-    one, two = files(unbroken), files(broken)
+    expected, actual = files(unbroken), files(broken)
     # The last step's episodes may have been played before the cut: their hashes are noted where they were played.
-    one.pop("last_episodes.txt"), two.pop("last_episodes.txt")
-    assert_same_files(one, two)
+    expected.pop("last_episodes.txt"), actual.pop("last_episodes.txt")
+    assert_same_files(expected, actual)
     folder = unbroken / "practicum" / "run"
     ahead = json.loads((folder / f"global_step_{STEPS - 2}" / "state.json").read_text())["practice"]["ahead"]
     assert ahead["step"] == STEPS - 2

@@ -77,18 +77,18 @@ def scores(out: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def whole(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(recipe: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out, threads = tmp_path_factory.mktemp("pipeline") / "whole", torch.get_num_threads()
     assert leg(recipe, out) == 0
     torch.set_num_threads(threads)
     return out
 
 
-def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(list((whole / "collect").rglob("*__attempt_0.jsonl"))) == 20
-    assert len((whole / "rl" / "metrics.jsonl").read_text().splitlines()) == 3
-    assert "success/affine:sat/mean" in json.loads((whole / "rl" / "metrics.jsonl").read_text().splitlines()[0])
-    results = json.loads((whole / "logs" / "evaluation_results.json").read_text())
+def test_every_stage_leaves_its_results(finished: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert len(list((finished / "collect").rglob("*__attempt_0.jsonl"))) == 20
+    assert len((finished / "rl" / "metrics.jsonl").read_text().splitlines()) == 3
+    assert "success/affine:sat/mean" in json.loads((finished / "rl" / "metrics.jsonl").read_text().splitlines()[0])
+    results = json.loads((finished / "logs" / "evaluation_results.json").read_text())
     assert list(results["rungs"]) == ["base", "sft", "rl"]
     row = results["rungs"]["rl"]["environments"]["affine:sat"]
     assert {"accuracy", "mean_reward", "std_reward", "median_reward", "success_rate", "confidence_interval"} < set(row)
@@ -96,19 +96,19 @@ def test_every_stage_leaves_its_results(whole: Path, recipe: Path, capsys: pytes
     assert set(results["table"]) == {"affine:sat", "math", "Overall"}
     assert set(results["stages"]) == set(stages.STAGES)
     assert all(spent["finished"] and spent["peak_mb"] > 50 for spent in results["stages"].values())
-    baseline = json.loads((whole / "logs" / "baseline_results.json").read_text())
+    baseline = json.loads((finished / "logs" / "baseline_results.json").read_text())
     assert baseline["environments"] == results["rungs"]["base"]["environments"]
-    before = (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns
-    assert main(["pipeline", f"recipe={recipe}", f"output_dir={whole}"]) == 0
+    before = (finished / "rl" / "metrics.jsonl").stat().st_mtime_ns
+    assert main(["pipeline", f"recipe={recipe}", f"output_dir={finished}"]) == 0
     output = capsys.readouterr().out
     assert output.count("done before") == 6
     assert "intervals of" in output
-    assert (whole / "rl" / "metrics.jsonl").stat().st_mtime_ns == before
+    assert (finished / "rl" / "metrics.jsonl").stat().st_mtime_ns == before
     assert max(map(len, output.splitlines()[:-1])) <= 120
     # RL, then SFT, then base: what `practicum eval --policy OUT` finds.
     from practicum.evaluation.policy_ref import find
 
-    assert (find(str(whole)).stage, find(str(whole)).name) == ("rl", str(whole / "rl" / "model"))
+    assert (find(str(finished)).stage, find(str(finished)).name) == ("rl", str(finished / "rl" / "model"))
 
 
 def test_a_stage_begins_without_the_models_of_the_one_before(tmp_path: Path) -> None:
@@ -121,12 +121,12 @@ def test_a_stage_begins_without_the_models_of_the_one_before(tmp_path: Path) -> 
     with usage.stage("sft"):
         model = Model()
         model.own = model  # type: ignore[attr-defined]
-        there = weakref.ref(model)
+        reference = weakref.ref(model)
         gc.freeze()
         del model
-    assert there() is not None
+    assert reference() is not None
     with usage.stage("eval-sft"):
-        assert there() is None
+        assert reference() is None
 
 
 class FakeCuda:
@@ -153,7 +153,7 @@ class FakeCuda:
 
 def test_a_stage_says_what_was_on_the_gpu_when_it_began(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeCuda()
-    monkeypatch.setattr(log, "_cuda", lambda: gpu)
+    monkeypatch.setattr(log, "available_cuda", lambda: gpu)
     usage = PipelineLog(tmp_path)
     with usage.stage("sft"):
         gpu.allocate(300_000_000)
@@ -165,7 +165,7 @@ def test_a_stage_says_what_was_on_the_gpu_when_it_began(tmp_path: Path, monkeypa
 
 
 def test_cut_short_in_every_stage_and_resumed(
-    whole: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Path, recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Collecting, SFT and evaluation end by an exception in this process, RL by SIGKILL in its own."""
     out, threads = tmp_path / "cut", torch.get_num_threads()
@@ -178,27 +178,27 @@ def test_cut_short_in_every_stage_and_resumed(
     assert leg(recipe, out) == 0
     torch.set_num_threads(threads)
     for name in ("sft/metrics.jsonl", "rl/metrics.jsonl", "sft/model/model.safetensors", "rl/model/model.safetensors"):
-        assert (out / name).read_bytes() == (whole / name).read_bytes(), name
-    assert scores(out) == scores(whole)
+        assert (out / name).read_bytes() == (finished / name).read_bytes(), name
+    assert scores(out) == scores(finished)
     starts = {name: spent["starts"] for name, spent in json.loads((out / "stages.json").read_text()).items()}
     assert starts == {"collect": 2, "eval-base": 1, "sft": 2, "eval-sft": 2, "train": 2, "eval-rl": 1}
 
 
-def test_another_pipeline_is_not_written_over(whole: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    changed = ["pipeline", f"recipe={recipe}", f"output_dir={whole}", "rl_training.gamma=0.5"]
+def test_another_pipeline_is_not_written_over(finished: Path, recipe: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    changed = ["pipeline", f"recipe={recipe}", f"output_dir={finished}", "rl_training.gamma=0.5"]
     assert main(changed) == 2
     assert "holds a pipeline with rl_training.gamma=0.99, not 0.5" in capsys.readouterr().err
 
 
 def test_what_a_later_stage_reads_may_change_until_it_begins(
-    whole: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    finished: Path, recipe: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    shutil.copytree(whole, out)
+    shutil.copytree(finished, out)
     requests = ["pipeline", f"recipe={recipe}", f"output_dir={out}"]
     spent = json.loads((out / "stages.json").read_text())
     (out / "stages.json").write_text(json.dumps({name: spent[name] for name in ("collect", "eval-base", "sft")}))
-    (out / "pipeline.yaml").write_text((whole / "pipeline.yaml").read_text().replace(str(whole), str(out)))
+    (out / "pipeline.yaml").write_text((finished / "pipeline.yaml").read_text().replace(str(finished), str(out)))
     assert main([*requests, "rl_training.gamma=0.5", "--until", "sft"]) == 0  # practice has not begun
     assert "gamma: 0.5" in (out / "pipeline.yaml").read_text()
     assert main([*requests, "training.learning_rate=0.5", "--until", "sft"]) == 2  # imitation has
@@ -291,13 +291,13 @@ def test_a_reward_that_an_environment_lacks_is_said_before_anything_is_played(
 
 
 def test_what_is_examined_may_change_until_the_first_examination(tmp_path: Path) -> None:
-    def asked(level: float) -> PipelineConfig:
+    def config_of(level: float) -> PipelineConfig:
         return stages.resolve([f"output_dir={tmp_path}", f"evaluation.confidence={level}"]).config
 
-    stages.check_continuation(asked(0.9), lambda stage: False)
-    stages.check_continuation(asked(0.8), lambda stage: stage == "collect")
+    stages.check_continuation(config_of(0.9), lambda stage: False)
+    stages.check_continuation(config_of(0.8), lambda stage: stage == "collect")
     with pytest.raises(UserError, match="holds a pipeline with evaluation.confidence=0.8, not 0.9"):
-        stages.check_continuation(asked(0.9), lambda stage: stage == "eval-base")
+        stages.check_continuation(config_of(0.9), lambda stage: stage == "eval-base")
 
 
 AFFINE_YAML = """

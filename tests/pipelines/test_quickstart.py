@@ -167,7 +167,7 @@ def test_other_estimators_improve_the_sft_model(estimator: str, steps: int, fini
     ).config  # fmt: skip
     run = build.build_run(config, say=lambda text: None)
 
-    async def whole() -> tuple[EvalResult, EvalResult]:
+    async def evaluate_both() -> tuple[EvalResult, EvalResult]:
         try:
             before, _ = await run.policy.evaluate("sft", panel, ShortProblems, agent)
             await run.train()
@@ -176,6 +176,6 @@ def test_other_estimators_improve_the_sft_model(estimator: str, steps: int, fini
             await run.policy.close()
         return before, after
 
-    gain = compare_pair(*asyncio.run(whole()))
+    gain = compare_pair(*asyncio.run(evaluate_both()))
     assert gain.conclusion == "better", gain
     assert gain.success.difference > 0.05

@@ -41,8 +41,8 @@ def test_a_killed_run_with_shared_state_equals_an_unbroken_one(extra: list[str],
     assert train_in_process(unbroken, overrides) == 0
     assert train_in_process(broken, overrides, ("episode", 14)) == -signal.SIGKILL
     assert train_in_process(broken, overrides) == 0
-    one = files(unbroken)
-    assert_same_files(one, files(broken))
+    expected = files(unbroken)
+    assert_same_files(expected, files(broken))
     assert num_notes(unbroken, 1) == (18 if extra else 9)  # with overlap, the next step's episodes are played already
     assert num_notes(unbroken, 3) == 27
 

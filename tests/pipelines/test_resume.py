@@ -71,9 +71,9 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
-def assert_same_files(one: dict[str, bytes], two: dict[str, bytes]) -> None:
-    assert one.keys() == two.keys()
-    assert [name for name in one if one[name] != two[name]] == []
+def assert_same_files(expected: dict[str, bytes], actual: dict[str, bytes]) -> None:
+    assert expected.keys() == actual.keys()
+    assert [name for name in expected if expected[name] != actual[name]] == []
 
 
 @pytest.mark.parametrize("estimator", list(ESTIMATORS))
@@ -86,9 +86,9 @@ def test_a_run_that_was_cut_short_equals_an_unbroken_one(estimator: str, tmp_pat
         with pytest.raises(PowerCut):
             train_until(str(broken), overrides, moment, cut_power)
     train_until(str(broken), overrides)
-    one = files(unbroken)
-    assert_same_files(one, files(broken))
-    assert any("actor_optimizer" in name for name in one)
+    expected = files(unbroken)
+    assert_same_files(expected, files(broken))
+    assert any("actor_optimizer" in name for name in expected)
     assert Checkpoints(unbroken / "practicum" / "run").steps()[-1] == STEPS
     shutil.rmtree(tmp_path)
 
@@ -115,9 +115,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
     data[-5] ^= 1  # one bit
     weights.write_bytes(data)
     assert damage_of(newest) == "actor_optimizer.safetensors is not what was written"
-    sound, complaints = Checkpoints(folder).newest()
-    assert sound is not None
-    assert sound.name == "global_step_2"
+    checkpoint, complaints = Checkpoints(folder).newest()
+    assert checkpoint is not None
+    assert checkpoint.name == "global_step_2"
     assert "global_step_3' is damaged" in complaints[0]
     train_until(str(tmp_path / "b"), overrides)  # continues from step 2 and writes step 3 again
     assert files(tmp_path / "a") == files(tmp_path / "b")

@@ -48,9 +48,9 @@ def test_a_killed_run_of_several_roles_equals_an_unbroken_one(mode: str, tmp_pat
     assert train_in_process(unbroken, overrides) == 0
     assert train_in_process(broken, overrides, ("episode", 12)) == -signal.SIGKILL
     assert train_in_process(broken, overrides) == 0
-    one = files(unbroken)
-    assert_same_files(one, files(broken))
-    adapters = [name for name in one if "roles/manager" in name and name.endswith("adapter_model.safetensors")]
+    expected = files(unbroken)
+    assert_same_files(expected, files(broken))
+    adapters = [name for name in expected if "roles/manager" in name and name.endswith("adapter_model.safetensors")]
     assert bool(adapters) == (mode == "an adapter each")
 
 

@@ -32,12 +32,12 @@ def test_an_epoch_over_200_demonstrations(tmp_path: Path) -> None:
     assert (adapter / "adapter_model.safetensors").is_file()
     ids = torch.randint(0, 40_000, (2, 50), generator=torch.Generator().manual_seed(0))
     plain = peft.PeftModel.from_pretrained(loader.load("smollm2").model, str(adapter)).eval()
-    ours = lora.load_adapter(loader.load("smollm2"), adapter)
-    assert ours.adapter is not None
+    loaded = lora.load_adapter(loader.load("smollm2"), adapter)
+    assert loaded.adapter is not None
     base = loader.load("smollm2").model
     with torch.no_grad():
-        expected, result, beneath = plain(ids).logits, ours.adapter(ids).logits, base(ids).logits
+        expected, result, beneath = plain(ids).logits, loaded.adapter(ids).logits, base(ids).logits
     assert torch.equal(result, expected)
     assert (expected - beneath).abs().max() > 0.1
-    trainable, everything = lora.parameter_counts(ours)
-    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; {trainable:,} of {everything:,} parameters")
+    trainable, total = lora.parameter_counts(loaded)
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}; {trainable:,} of {total:,} parameters")

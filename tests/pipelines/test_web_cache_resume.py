@@ -60,8 +60,8 @@ def test_a_killed_run_with_a_cache_equals_an_unbroken_one(environment: str, tmp_
 
 def sources(folder: Path, step: int) -> set[str]:
     """Who acted in the episodes of a step that were kept."""
-    (kept,) = folder.rglob(f"top_episodes/step_{step}")
-    return {turn.source for episode in read_episodes(kept) for turn in episode.turns}
+    (path,) = folder.rglob(f"top_episodes/step_{step}")
+    return {turn.source for episode in read_episodes(path) for turn in episode.turns}
 
 
 def cache_of(folder: Path, step: int) -> dict[str, Any]:

@@ -23,9 +23,16 @@ from practicum.environments.htdag.requests import PlanGoal
 from practicum.environments.htdag.task_dag import TaskDAG, TaskNode
 from practicum.errors import EngineError, UserError
 from practicum.models import tiny
-from practicum.planner import HTDAGPlanner, Planner, htdag_planner
+from practicum.planner import HTDAGPlanner, Planner, htdag_planner, llm_planner
 from practicum.planner.htdag_planner import MAX_UPDATES_PER_DAG, trained_policy_wanted
-from practicum.planner.llm_client import JSON_REPLY, CircuitBreaker, OpenAIReply, confidence_of, with_retries
+from practicum.planner.llm_client import (
+    JSON_REPLY,
+    CircuitBreaker,
+    OpenAIClient,
+    OpenAIReply,
+    confidence_of,
+    with_retries,
+)
 from practicum.planner.local_client import LocalClient
 from practicum.planner.sanitise import SecurityError
 
@@ -323,11 +330,18 @@ def test_confidence_comes_from_token_probabilities_where_they_are_known() -> Non
     assert confidence_of(OpenAIReply("x", (-0.5, -1.5))) == pytest.approx(0.36787944)
 
 
-def test_the_planner_s_client_is_made_once_and_only_when_it_is_needed() -> None:
+def test_the_planner_s_client_is_made_once_and_only_when_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def make_client(*arguments: Any, **options: Any) -> OpenAIClient:
+        made.append(OpenAIClient(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(llm_planner, "OpenAIClient", make_client)
     result = Planner("some-model", temperature=0.2)
-    assert result._llm_client is None
-    assert result.llm_client is result.llm_client
-    assert (result.llm_client.model, result.llm_client.temperature) == ("some-model", 0.2)  # type: ignore[attr-defined]
+    assert not made
+    assert result.llm_client is result.llm_client is made[0]
+    assert (made[0].model, made[0].temperature, len(made)) == ("some-model", 0.2, 1)
 
 
 def test_retries_wait_longer_each_time_and_the_breaker_closes_after_successes() -> None:

@@ -28,7 +28,9 @@ def test_the_commands_make_a_planner_of_successful_plans(
     rows = [json.loads(line) for line in Path("data/plans/bc.jsonl").read_text().splitlines()]
     solved = [episode for episode in read_episodes(Path("runs/plans")) if episode.outcome is Outcome.SUCCESS]
     assert 0 < len(solved) < 16
-    assert sorted(row["action"] for row in rows) == sorted(turn.reply for one in solved for turn in one.turns)
+    assert sorted(row["action"] for row in rows) == sorted(
+        turn.reply for plan_episode in solved for turn in plan_episode.turns
+    )
     assert all(row["prompt"].startswith("<|im_start|>user\n") for row in rows)
     sft = ["sft", "--dataset-path", "data/plans/bc.jsonl", "--model", "tiny", "--full", "--epochs", "1",
            "--out", "runs/plan-and-act", "training.bf16=false", "model.device=cpu"]  # fmt: skip

@@ -81,15 +81,15 @@ def test_the_next_plan_uses_the_version_that_current_was_switched_to(
 def test_a_plan_under_way_ends_with_the_version_it_began_with(registry: ModelRegistry, tmp_path: Path) -> None:
     async def use() -> None:
         planner = HTDAGPlanner(use_trained_policy=True)
-        async with planner.policy_of_one_plan() as under_way:
-            assert isinstance(under_way, LocalClient)
+        async with planner.policy_of_one_plan() as client:
+            assert isinstance(client, LocalClient)
             registry.promote("htdag", tmp_path / "model", {}, "better")
             await planner.decompose_task("buy a lamp")
             assert version_of(planner) == "0002"
-            assert under_way is not planner.policy
-            under_way.policy  # noqa: B018 - it is loaded and used while the other one plans
-            assert under_way.is_loaded
-        assert not under_way.is_loaded
+            assert client is not planner.policy
+            client.policy  # noqa: B018 - it is loaded and used while the other one plans
+            assert client.is_loaded
+        assert not client.is_loaded
         assert isinstance(planner.policy, LocalClient)
         assert planner.policy.is_loaded
         await planner.policy.close()

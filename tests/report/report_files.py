@@ -143,33 +143,33 @@ def write_hostile_episodes(folder: Path, tokenizer: PreTrainedTokenizerBase) -> 
         )  # fmt: skip
     long = "<b>long</b> " * 450_000
     paths["long"] = store.write_episode(folder, make_episode("long", 0, 1.0, None, long))
-    sound = encode_episode(make_episode("sound", 0, 0.5, tokenizer))
+    valid = encode_episode(make_episode("sound", 0, 0.5, tokenizer))
     for name, old, new in (
         ("nan reward", b'"outcome":"failure","reward":0.5', b'"outcome":"failure","reward":NaN'),
         ("infinite part", b'"brevity":0.25}', b'"brevity":-Infinity}'),
         ("nan log-prob", b'"logprobs":[-0.0', b'"logprobs":[NaN'),
     ):
-        assert old in sound, name
-        paths[name] = _put(folder, name, sound.replace(old, new))
+        assert old in valid, name
+        paths[name] = _put(folder, name, valid.replace(old, new))
     return paths
 
 
 def write_damaged_episodes(folder: Path, tokenizer: PreTrainedTokenizerBase) -> dict[str, Path]:
     """Files that are no episodes, by what is wrong with them."""
-    sound = encode_episode(make_episode("sound", 0, 0.5, tokenizer))
+    valid = encode_episode(make_episode("sound", 0, 0.5, tokenizer))
     reward = b'"outcome":"failure","reward":'
     return {
         name: _put(folder, name, data)
         for name, data in {
-            "not UTF-8": sound.replace(b'"reply":"', b'"reply":"\xff\xfe', 1),
-            "cut short": sound[: len(sound) // 2],
+            "not UTF-8": valid.replace(b'"reply":"', b'"reply":"\xff\xfe', 1),
+            "cut short": valid[: len(valid) // 2],
             "empty": b"",
-            "a text as reward": sound.replace(reward + b"0.5", reward + b'"<b>"'),
-            "a huge number": sound.replace(reward + b"0.5", reward + b"1" + b"0" * 400),
+            "a text as reward": valid.replace(reward + b"0.5", reward + b'"<b>"'),
+            "a huge number": valid.replace(reward + b"0.5", reward + b"1" + b"0" * 400),
             "deep": b"[" * 100_000 + b"\n",
             "not JSON": SCRIPT.encode() + b"\n",
-            "ids as texts": sound.replace(b'"ids":[1]', b'"ids":["<b>"]', 1),
-            "another hash": sound.replace(b'"question":"', b'"question":"!', 1),
+            "ids as texts": valid.replace(b'"ids":[1]', b'"ids":["<b>"]', 1),
+            "another hash": valid.replace(b'"question":"', b'"question":"!', 1),
         }.items()
     }  # fmt: skip
 

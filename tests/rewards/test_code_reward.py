@@ -205,7 +205,7 @@ def test_a_sandbox_that_cannot_run_is_the_judge_s_error(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("cases", "says"),
+    ("cases", "message"),
     [
         ([], "at least one test"),
         ([5], "test case 0 must be"),
@@ -215,10 +215,10 @@ def test_a_sandbox_that_cannot_run_is_the_judge_s_error(monkeypatch: pytest.Monk
         ([CHECK], "'entry_point'"),
     ],
 )
-def test_tests_that_cannot_be_read_are_the_judge_s_error(cases: list[object], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_tests_that_cannot_be_read_are_the_judge_s_error(cases: list[object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read_cases(cases)
-    with pytest.raises(JudgeError, match=says):
+    with pytest.raises(JudgeError, match=message):
         judge(SQUARE, cases)
 
 

@@ -24,16 +24,16 @@ from practicum.trajectory import Outcome, plan_attempts
 installed = pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs practicum[math]")
 
 
-def score(given: str | None, gold: object) -> float:
+def score(answer: str | None, gold: object) -> float:
     reward = registry.reward("math_equal_reward")
-    result = reward.score(Task("t", "math", "train", {"answer": gold}), given, ())
+    result = reward.score(Task("t", "math", "train", {"answer": gold}), answer, ())
     assert result.success is bool(result.reward)
     return result.reward
 
 
 @installed
 @pytest.mark.parametrize(
-    ("gold", "given", "equal"),
+    ("gold", "answer", "equal"),
     [
         ("1/2", "0.5", True),
         ("1/2", "\\frac{1}{2}", True),
@@ -68,8 +68,8 @@ def score(given: str | None, gold: object) -> float:
         (7, "7", True),
     ],
 )
-def test_golden(gold: object, given: str | None, equal: bool) -> None:
-    assert score(given, gold) == float(equal)
+def test_golden(gold: object, answer: str | None, equal: bool) -> None:
+    assert score(answer, gold) == float(equal)
 
 
 @installed
@@ -99,10 +99,10 @@ def test_a_comparison_that_hangs_is_a_judge_error_of_the_gold_answer_and_a_wrong
     worker.close()
 
 
-@pytest.mark.parametrize("given", ["(" * 400, "9^{9^{9^9}}", "9**9**9**9", "\\frac{1}{" * 60, "7" * 30_000])
-def test_monstrous_answers_are_wrong_without_being_compared(given: str) -> None:
+@pytest.mark.parametrize("answer", ["(" * 400, "9^{9^{9^9}}", "9**9**9**9", "\\frac{1}{" * 60, "7" * 30_000])
+def test_monstrous_answers_are_wrong_without_being_compared(answer: str) -> None:
     worker = MathWorker((sys.executable, "-c", "raise SystemExit(3)"))
-    assert not worker.equal("5", given)
+    assert not worker.equal("5", answer)
 
 
 def test_a_worker_that_does_not_answer_is_a_judge_error() -> None:

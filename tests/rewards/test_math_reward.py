@@ -13,12 +13,12 @@ from practicum.task import Task
 CALLS = (ToolCall("calculator", {}),)
 
 
-def score(given: str | None, gold: object, reward: str = "math_reward") -> float:
-    return registry.reward(reward).score(Task("t", "math", "train", {"answer": gold}), given, CALLS).reward
+def score(answer: str | None, gold: object, reward: str = "math_reward") -> float:
+    return registry.reward(reward).score(Task("t", "math", "train", {"answer": gold}), answer, CALLS).reward
 
 
 @pytest.mark.parametrize(
-    ("gold", "given", "right"),
+    ("gold", "answer", "right"),
     [
         ("2,002", "It is 2002.", True),
         ("12", "First 7, then **12**", True),
@@ -47,12 +47,12 @@ def score(given: str | None, gold: object, reward: str = "math_reward") -> float
         ("5", None, False),
     ],
 )
-def test_golden(gold: object, given: str | None, right: bool) -> None:
-    assert score(given, gold) == float(right)
+def test_golden(gold: object, answer: str | None, right: bool) -> None:
+    assert score(answer, gold) == float(right)
 
 
 @pytest.mark.parametrize(
-    ("gold", "given", "right"),
+    ("gold", "answer", "right"),
     [
         ("18", "She makes 9 * 2 = $18 a day.\n#### 18", True),
         ("18", "#### 18\nwith 3 more words", True),
@@ -96,8 +96,8 @@ def test_golden(gold: object, given: str | None, right: bool) -> None:
         ([6, "7"], "7.0", True),
     ],
 )
-def test_the_final_answer_counts_and_not_a_number_within_an_expression(gold: object, given: str, right: bool) -> None:
-    assert score(given, gold) == float(right)
+def test_the_final_answer_counts_and_not_a_number_within_an_expression(gold: object, answer: str, right: bool) -> None:
+    assert score(answer, gold) == float(right)
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_no_reply_takes_long() -> None:
     assert time.perf_counter() - begin < 5
 
 
-@pytest.mark.parametrize("given", ["1" * 5000, "0" * 5000 + "5", "1/" + "3" * 5000, "1e99999999", "1e-" + "9" * 5000])
-def test_a_number_without_end_is_a_wrong_answer(given: str) -> None:
-    assert score(given, "5") == 0.0
-    assert score(given, "5", "math_reward_string_equal") == 0.1
+@pytest.mark.parametrize("answer", ["1" * 5000, "0" * 5000 + "5", "1/" + "3" * 5000, "1e99999999", "1e-" + "9" * 5000])
+def test_a_number_without_end_is_a_wrong_answer(answer: str) -> None:
+    assert score(answer, "5") == 0.0
+    assert score(answer, "5", "math_reward_string_equal") == 0.1
 
 
 @pytest.mark.parametrize("reward", ["math_reward", "math_reward_string_equal"])

@@ -11,8 +11,8 @@ from practicum.rewards.qa_f1_reward import compare_answers, normalise
 from practicum.task import Task
 
 
-def score(given: str | None, gold: object, reward: str = "qa_f1_reward") -> Score:
-    return registry.reward(reward).score(Task("t", "search", "train", {"answer": gold}), given, ())
+def score(answer: str | None, gold: object, reward: str = "qa_f1_reward") -> Score:
+    return registry.reward(reward).score(Task("t", "search", "train", {"answer": gold}), answer, ())
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_normalisation(text: str, plain: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "gold", "em", "precision", "recall", "f1"),
+    ("answer", "gold", "em", "precision", "recall", "f1"),
     [
         ("Rusko", "rusko.", 1, 1, 1, 1),
         ("the town of Rusko", "Rusko", 0, 1 / 3, 1, 1 / 2),  # town of rusko | rusko
@@ -47,12 +47,12 @@ def test_normalisation(text: str, plain: str) -> None:
         ("", "Rusko", 0, 0, 0, 0),
     ],
 )
-def test_golden(given: str, gold: str, em: float, precision: float, recall: float, f1: float) -> None:
-    result = score(given, gold)
+def test_golden(answer: str, gold: str, em: float, precision: float, recall: float, f1: float) -> None:
+    result = score(answer, gold)
     assert result.reward == pytest.approx(f1)
     assert result.components == pytest.approx({"em": em, "precision": precision, "recall": recall})
     assert result.success is bool(em)
-    exact = score(given, gold, "qa_em_reward")
+    exact = score(answer, gold, "qa_em_reward")
     assert (exact.reward, exact.success) == (em, bool(em))
     assert exact.components == pytest.approx({"f1": f1})
 
@@ -85,25 +85,25 @@ WORDS = st.lists(st.sampled_from(["red", "Blue", "the", "stone,", "yes", "a", "r
 
 
 @given(WORDS, WORDS)
-def test_bounds_and_symmetry(one: str, other: str) -> None:
-    result, swapped = compare_answers(one, other), compare_answers(other, one)
+def test_bounds_and_symmetry(first: str, second: str) -> None:
+    result, swapped = compare_answers(first, second), compare_answers(second, first)
     assert 0.0 <= result["em"] <= result["f1"] <= 1.0
     assert result["f1"] == pytest.approx(swapped["f1"])
     assert (result["precision"], result["recall"]) == pytest.approx((swapped["recall"], swapped["precision"]))
-    assert compare_answers(one, one)["f1"] == 1.0
+    assert compare_answers(first, first)["f1"] == 1.0
 
 
 @given(WORDS, WORDS)
-def test_f1_is_twice_the_overlap_over_the_sum_of_lengths(one: str, other: str) -> None:
+def test_f1_is_twice_the_overlap_over_the_sum_of_lengths(first: str, second: str) -> None:
     """Dice's formula, counted by removing words one by one: another way to the same number."""
-    mine, left = normalise(one).split(), normalise(other).split()
-    closed = {" ".join(mine), " ".join(left)} & {"yes", "no", "noanswer"}
-    expected = 1.0 if mine == left else 0.0
-    if mine != left and not closed and mine and left:
-        total, common = len(mine) + len(left), 0
-        for word in mine:
-            if word in left:
-                left.remove(word)
+    words, other_words = normalise(first).split(), normalise(second).split()
+    closed = {" ".join(words), " ".join(other_words)} & {"yes", "no", "noanswer"}
+    expected = 1.0 if words == other_words else 0.0
+    if words != other_words and not closed and words and other_words:
+        total, common = len(words) + len(other_words), 0
+        for word in words:
+            if word in other_words:
+                other_words.remove(word)
                 common += 1
         expected = 2 * common / total
-    assert compare_answers(one, other)["f1"] == pytest.approx(expected)
+    assert compare_answers(first, second)["f1"] == pytest.approx(expected)

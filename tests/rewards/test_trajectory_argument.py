@@ -141,6 +141,6 @@ def test_in_a_mix_and_from_no_field_of_the_task(tmp_path: Path) -> None:
 
 
 def test_outside_of_an_episode_there_is_none() -> None:
-    asking = reward(lambda answer_given, trajectory: 1.0)
+    function = reward(lambda answer_given, trajectory: 1.0)
     with pytest.raises(JudgeError, match="'trajectory', which only a running episode has"):
-        asking.score(Task("t", "tools", "train", {"trajectory": "a field"}), "4", ())
+        function.score(Task("t", "tools", "train", {"trajectory": "a field"}), "4", ())

@@ -282,9 +282,9 @@ async def test_own_workflows_with_files_become_tasks_of_the_environment(tmp_path
 def test_mistakes_in_files_of_workflows(change: dict[str, object], problem: str, tmp_path: Path) -> None:
     WorkflowResource("bill", "xlsx", "item|cost\nvan|90").save(tmp_path)
     (tmp_path / "w.json").write_text(json.dumps({"workflows": [{**OWN, **change}]}))
-    with pytest.raises(UserError) as caught:
+    with pytest.raises(UserError) as exc_info:
         load_training_workflows(tmp_path / "w.json")
-    assert problem in str(caught.value)
+    assert problem in str(exc_info.value)
 
 
 def test_mistakes_in_files_of_rubrics(tmp_path: Path) -> None:

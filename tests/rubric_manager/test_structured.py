@@ -48,10 +48,10 @@ async def test_invalid_output_is_tried_again_with_another_seed_and_then_a_typed_
     assert value.size == 7
     assert usage.completion_tokens == 9
     assert len({seed for _, _, seed in model.asked}) == 3
-    with pytest.raises(StructuredOutputError, match="no valid City after 2 tries") as caught:
+    with pytest.raises(StructuredOutputError, match="no valid City after 2 tries") as exc_info:
         await generate_structured("", "Name one.", City, model=ScriptedModel("no", "still no"), max_tries=2)
-    assert caught.value.text == "still no"
-    assert caught.value.usage == Usage(20, 6), "the tries that failed count too"
+    assert exc_info.value.text == "still no"
+    assert exc_info.value.usage == Usage(20, 6), "the tries that failed count too"
 
 
 async def test_the_temperature_is_that_of_the_call() -> None:
@@ -61,10 +61,10 @@ async def test_the_temperature_is_that_of_the_call() -> None:
     local = make_model(use_local=True, model_path="tiny", max_tokens=12)
     texts = []
     for temperature in (0.0, 0.0, 5.0):
-        with pytest.raises(StructuredOutputError) as caught:
+        with pytest.raises(StructuredOutputError) as exc_info:
             await generate_structured("", "Name one.", City, temperature, seed=1, model=local, max_tries=1)
-        texts.append(caught.value.text)
-        assert caught.value.usage.completion_tokens == 12
+        texts.append(exc_info.value.text)
+        assert exc_info.value.usage.completion_tokens == 12
     assert texts[0] == texts[1] != texts[2]
     with pytest.raises(UserError, match="leave temperature out"):
         await generate_structured("", "Name one.", City, 0.3, model=ScriptedModel("{}"))

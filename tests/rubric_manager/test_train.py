@@ -78,9 +78,9 @@ def test_a_judge_that_can_be_flattered_is_found_and_the_run_stops(tmp_path: Path
         finally:
             await run.policy.close()
 
-    with pytest.raises(UserError, match="the reward rises since step 5 and the verifier does not follow") as caught:
+    with pytest.raises(UserError, match="the reward rises since step 5 and the verifier does not follow") as exc_info:
         asyncio.run(train())
-    assert "driven by the component 'flattered'" in str(caught.value)
+    assert "driven by the component 'flattered'" in str(exc_info.value)
     (path,) = tmp_path.rglob("metrics.jsonl")
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     rewards = [row["reward/mean"] for row in rows if "reward/mean" in row]

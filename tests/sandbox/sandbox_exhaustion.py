@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 from practicum.sandbox.limits import MIB, Limits, Reason
-from tests.sandbox.sandbox_world import LIMITS, QUICK, Attack, attempts, ended, nothing_gained, ours
+from tests.sandbox.sandbox_world import LIMITS, QUICK, Attack, attempts, ended, nothing_gained, sandbox_processes
 
 EXHAUSTIONS = [
     Attack(
@@ -240,7 +240,7 @@ EXHAUSTIONS = [
                 time.sleep(60)
             os._exit(0)
         """,
-        lambda result, world: result.ok and not ours(),
+        lambda result, world: result.ok and not sandbox_processes(),
     ),
     Attack(
         "leave a daemon behind that keeps the output open",
@@ -251,7 +251,7 @@ EXHAUSTIONS = [
             os.setsid()
             time.sleep(60)
         """,
-        lambda result, world: result.ok and result.seconds < 3 and not ours(),
+        lambda result, world: result.ok and result.seconds < 3 and not sandbox_processes(),
     ),
     Attack(
         "close everything it has and work on",

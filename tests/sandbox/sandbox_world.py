@@ -78,7 +78,7 @@ for expression in {expressions!r}:
 """
 
 
-def ours() -> list[str]:
+def sandbox_processes() -> list[str]:
     """Live processes that belong to sandboxes of this test run."""
     results = []
     for entry in Path("/proc").iterdir():

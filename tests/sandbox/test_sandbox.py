@@ -23,7 +23,7 @@ from practicum.sandbox.limits import KIB, MIB, Limits, Reason, SandboxError
 from practicum.sandbox.runtime import find_runtime
 from practicum.sandbox.seccomp import filter_program
 from practicum.utils.concurrency import Deadline, in_thread_with_slots, slot
-from tests.sandbox.sandbox_world import attempts, ours, zombies
+from tests.sandbox.sandbox_world import attempts, sandbox_processes, zombies
 
 SHORT = Limits(wall=0.5, cpu=1)
 
@@ -235,9 +235,9 @@ def test_root_gives_every_program_a_user_of_its_own(sandbox: Sandbox) -> None:
     ids = user_ids()
     if ids is None:
         pytest.skip("not root here: a user namespace does the counting")
-    seen = {int(sandbox.run_sync("import os; os.getuid()", show_last=True).stdout) for _ in range(3)}
-    assert len(seen) == 3
-    assert all(number in ids and number > 65536 for number in seen)
+    users = {int(sandbox.run_sync("import os; os.getuid()", show_last=True).stdout) for _ in range(3)}
+    assert len(users) == 3
+    assert all(number in ids and number > 65536 for number in users)
 
 
 def mixed(number: int) -> str:
@@ -286,7 +286,7 @@ def test_200_concurrent_runs_leave_nothing_behind(sandbox: Sandbox) -> None:
     before = around()
     reasons = asyncio.run(all_of_them())
     assert not grown(before)
-    assert not ours()
+    assert not sandbox_processes()
     assert not zombies()
     for number, expected in enumerate(
         ("ok", "error", "timeout", "ok", "output", "memory", "ok", "killed")
@@ -324,7 +324,7 @@ def test_a_cancelled_caller_leaves_nothing_behind(sandbox: Sandbox) -> None:
 
     for _ in range(3):
         assert asyncio.run(cancelled()) < 20
-        assert not ours()
+        assert not sandbox_processes()
     assert not grown(before)
     assert not zombies()
 
@@ -338,7 +338,7 @@ def test_a_deadline_of_the_caller_s_is_kept(sandbox: Sandbox) -> None:
     with pytest.raises(TimeoutError):
         asyncio.run(hurried())
     assert time.monotonic() - started < 20
-    assert not ours()
+    assert not sandbox_processes()
     assert not zombies()
 
 
@@ -360,9 +360,9 @@ def test_waiting_for_a_place_is_not_the_caller_s_time(
 
     async def wait() -> None:
         with slot(narrow.slots):
-            asking = asyncio.ensure_future(Deadline(0.3, "the sandbox").of(ask()))
+            pending = asyncio.ensure_future(Deadline(0.3, "the sandbox").of(ask()))
             await asyncio.sleep(0.6)
-        await asking
+        await pending
 
     asyncio.run(wait())
     work = 1.0
@@ -379,11 +379,11 @@ def test_a_caller_that_is_cancelled_in_the_queue_is_gone(
     async def wait() -> None:
         with slot(narrow.slots):
             request = narrow.run("1") if way == "run" else in_thread_with_slots(narrow.run_sync, "1")
-            asking = asyncio.ensure_future(Deadline(5, "the sandbox").of(request))
+            pending = asyncio.ensure_future(Deadline(5, "the sandbox").of(request))
             await asyncio.sleep(0.1)
-            asking.cancel()
+            pending.cancel()
             with pytest.raises(asyncio.CancelledError):
-                await asking
+                await pending
         await asyncio.sleep(0.2)
 
     asyncio.run(wait())
@@ -401,7 +401,7 @@ def test_nothing_outlives_a_host_that_is_killed(sandbox: Sandbox) -> None:
     assert host.stdout is not None
     assert host.stdout.readline() == b"started\n"
 
-    def theirs() -> list[str]:
+    def children_of_run() -> list[str]:
         mark = f"sandbox-of-{host.pid}".encode()
         matches = []
         for entry in Path("/proc").iterdir():
@@ -414,16 +414,16 @@ def test_nothing_outlives_a_host_that_is_killed(sandbox: Sandbox) -> None:
         return matches
 
     limit = time.monotonic() + 30
-    while len(theirs()) < 2:
+    while len(children_of_run()) < 2:
         assert time.monotonic() < limit
         time.sleep(0.02)
     host.send_signal(signal.SIGKILL)
     host.wait()
     host.stdout.close()
     limit = time.monotonic() + 30
-    while theirs() and time.monotonic() < limit:
+    while children_of_run() and time.monotonic() < limit:
         time.sleep(0.02)
-    assert not theirs()
+    assert not children_of_run()
 
 
 def test_two_programs_share_a_line_and_nothing_else(sandbox: Sandbox) -> None:
@@ -434,7 +434,7 @@ def test_two_programs_share_a_line_and_nothing_else(sandbox: Sandbox) -> None:
     assert served is None
     assert answered.stdout.startswith("b'HELLO'\n")
     assert time.monotonic() - started < 30
-    assert not ours()
+    assert not sandbox_processes()
     _, alone = sandbox.run_connected("1/0", "import os\nprint(os.read(0, 100))", Limits(wall=3))
     assert alone.stdout == "b''\n"
 

@@ -21,7 +21,7 @@ from practicum.errors import UserError
 from practicum.sandbox.base import Sandbox
 from tests.sandbox.sandbox_escapes import ESCAPES
 from tests.sandbox.sandbox_exhaustion import EXHAUSTIONS
-from tests.sandbox.sandbox_world import SECRET, Attack, World, ours, zombies
+from tests.sandbox.sandbox_world import SECRET, Attack, World, sandbox_processes, zombies
 
 ATTACKS = ESCAPES + EXHAUSTIONS
 
@@ -99,5 +99,5 @@ def test_attack_fails(attack: Attack, sandbox: Sandbox, world: World) -> None:
     assert not world.reached
     assert world.bystander.poll() is None
     assert result.seconds < attack.limits.wall + 1.0
-    assert not ours()
+    assert not sandbox_processes()
     assert not zombies()

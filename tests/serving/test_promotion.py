@@ -65,12 +65,12 @@ def test_a_promotion_and_a_rollback_are_taken_up(tmp_path: Path, kind: str) -> N
         return await ask()
 
     async def promoted(follower: PromotionFollower, ask: Any) -> Any:
-        under_way = asyncio.create_task(ask(300))
+        request = asyncio.create_task(ask(300))
         await until(lambda: follower.served.get("mine").num_leases == 1)
         registry.promote("mine", folders[1], {"scores": {}, "forced": "x"}, "x")
         assert await follower.update()
         after = await ask()
-        return [after, (await under_way)[:16], follower.version]
+        return [after, (await request)[:16], follower.version]
 
     async def rolled_back(follower: PromotionFollower, ask: Any) -> Any:
         registry.rollback("mine", "x")
@@ -102,12 +102,12 @@ def test_another_base_model_takes_the_place_of_the_one_before(tmp_path: Path) ->
 
     async def step(follower: PromotionFollower, ask: Any, change: Any) -> Any:
         watch(follower)
-        under_way = asyncio.create_task(ask(300))
+        request = asyncio.create_task(ask(300))
         await until(lambda: follower.served.get("mine").num_leases == 1)
         change()
         assert await follower.update()
         assert not closed, "a request under way still uses the engine"
-        after, long = await ask(), await under_way
+        after, long = await ask(), await request
         await until(lambda: bool(closed))
         names = [info.name for info in follower.served.list_models()]
         return [after, long[:16], names, follower.served.default.name, closed.pop()]

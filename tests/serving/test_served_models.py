@@ -102,12 +102,12 @@ def test_an_adapter_is_replaced_while_its_requests_go_on(server: ModelServer, ad
 
             assert await load(adapters[0]) == 200
             before = await ask()
-            under_way = asyncio.create_task(ask(400))
+            request = asyncio.create_task(ask(400))
             models = server.models
             await until(lambda: models.get("mine").num_leases == 1)
             assert await load(adapters[1]) == 200
             after = await ask()
-            long = await under_way
+            long = await request
             names = [row["id"] for row in (await client.get("/v1/models")).json()["data"]]
             response = await client.post("/v1/unload_lora_adapter", json={"lora_name": "mine"})
             assert response.status_code == 200

@@ -107,7 +107,7 @@ def test_addresses(text: str, address: Address) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("mcp:", "write mcp:COMMAND or mcp:http"),
         ("mcp[servers=8]", "write mcp:COMMAND or mcp:http"),
@@ -121,8 +121,8 @@ def test_addresses(text: str, address: Address) -> None:
         ("mcp:http://127.0.0.1:9/mcp", "cannot be used: .*ConnectError"),
     ],
 )
-def test_wrong_addresses_are_known_before_the_first_episode(text: str, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_wrong_addresses_are_known_before_the_first_episode(text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         ToolEnvironment([text], "math_reward")
 
 
@@ -174,7 +174,7 @@ def test_one_server_for_all_who_ask(small: str, folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "says", "failed"),
+    ("name", "arguments", "message", "failed"),
     [
         ("add", {"a": 2, "b": 5}, "7", False),
         ("add", {"a": 2}, "3", False),
@@ -187,8 +187,8 @@ def test_one_server_for_all_who_ask(small: str, folder: Path) -> None:
         ("mixed", {}, "before\n[image]\nafter", False),
     ],
 )
-def test_what_the_agent_sees(small: str, name: str, arguments: dict[str, Any], says: str, failed: bool) -> None:
-    assert call(tools(small)[name], **arguments) == ToolResult(says, failed=failed)
+def test_what_the_agent_sees(small: str, name: str, arguments: dict[str, Any], message: str, failed: bool) -> None:
+    assert call(tools(small)[name], **arguments) == ToolResult(message, failed=failed)
 
 
 def test_an_error_of_the_protocol_is_not_the_agent_s(small: str) -> None:
@@ -236,12 +236,12 @@ def test_a_server_that_hangs_is_replaced(small: str, folder: Path, monkeypatch: 
 def test_a_server_that_dies_takes_the_calls_under_way_along_and_comes_back(small: str, folder: Path) -> None:
     results = tools(small)
 
-    async def together() -> list[Any]:
+    async def call_all() -> list[Any]:
         waiting = asyncio.create_task(results["wait"].call({"seconds": 30.0}))
         await asyncio.sleep(0.2)
         return await asyncio.gather(waiting, results["die"].call({}), return_exceptions=True)
 
-    for result in asyncio.run(together()):
+    for result in asyncio.run(call_all()):
         assert isinstance(result, ToolFailure)
         assert "failed: Connection closed" in str(result)
     (process,) = {int(call(results["count"]).text.split()[1])}
@@ -327,13 +327,13 @@ def test_a_server_for_every_episode(small: str, folder: Path, renderer: Renderer
     name = small.replace("mcp:", "mcp[servers=2]:") + "#count,die"
     episodes = play(name, renderer, 3, ("count", {}), ("count", {}))
     assert {episode.outcome for episode in episodes} == {Outcome.FAILURE}
-    seen = [[text.split() for text in observed(episode)] for episode in episodes]
-    assert [[number for number, _ in episode] for episode in seen] == [["1", "2"]] * 3
-    assert all(first == second for (_, first), (_, second) in seen)
-    assert len({first for (_, first), _ in seen}) == 3, "nobody gets a server that somebody has used"
+    replies = [[text.split() for text in observed(episode)] for episode in episodes]
+    assert [[number for number, _ in episode] for episode in replies] == [["1", "2"]] * 3
+    assert all(first == second for (_, first), (_, second) in replies)
+    assert len({first for (_, first), _ in replies}) == 3, "nobody gets a server that somebody has used"
     assert len(alive(folder)) <= 2
-    dead, well = (play(name, renderer, 1, (what, {}))[0] for what in ("die", "count"))
-    assert (dead.outcome, observed(well)[0].split()[0]) == (Outcome.ENV_ERROR, "1")
+    crashed, counted = (play(name, renderer, 1, (tool, {}))[0] for tool in ("die", "count"))
+    assert (crashed.outcome, observed(counted)[0].split()[0]) == (Outcome.ENV_ERROR, "1")
     mcp_server.close_servers()
     assert none_left(folder)
 
@@ -351,29 +351,29 @@ print("over", flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["ends", "interrupted", "killed"])
-def test_no_server_outlives_its_run(how: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["ends", "interrupted", "killed"])
+def test_no_server_outlives_its_run(ending: str, tmp_path: Path) -> None:
     servers = tmp_path / "servers"
     servers.mkdir()
     names = [f"mcp:python {SMALL} {servers}#add,wait", f"mcp[servers=2]:python {SMALL} {servers}#count"]
     script = tmp_path / "run.py"
-    script.write_text(SCRIPT.format(names=names, seconds=0 if how == "ends" else 60))
+    script.write_text(SCRIPT.format(names=names, seconds=0 if ending == "ends" else 60))
     process = subprocess.Popen(
         [sys.executable, str(script)], bufsize=0, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
     assert process.stdout is not None
     assert process.stdout.readline() == b"2\n"
-    if how == "interrupted":
+    if ending == "interrupted":
         assert len(alive(servers)) == 2
         os.killpg(process.pid, signal.SIGINT)
-    elif how == "killed":
+    elif ending == "killed":
         process.kill()
     output, errors = process.communicate(timeout=60)
-    code = {"ends": 0, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL}[how]
-    assert (output, process.returncode) == (b"over\n" if how == "ends" else b"", code), errors
+    code = {"ends": 0, "interrupted": -signal.SIGINT, "killed": -signal.SIGKILL}[ending]
+    assert (output, process.returncode) == (b"over\n" if ending == "ends" else b"", code), errors
     assert len(list(servers.iterdir())) == 2
     # Who ends by itself waits for its servers; who is killed leaves them with nobody to read from.
-    assert none_left(servers, 10.0 if how == "killed" else 0.0)
+    assert none_left(servers, 10.0 if ending == "killed" else 0.0)
 
 
 # -- a real server in training ----------------------------------------------------------------
@@ -409,7 +409,9 @@ class Clocks(ToolEnvironment):
 
     def expert(self, task: Task) -> ScriptedPolicy:
         calls = iter([Action(calls=(ToolCall("get_current_time", {"timezone": task.fields["zone"]}),))])
-        return lambda seen: next(calls, None) or Action(content=json.loads(seen.messages[-1].content)["datetime"][-6:])
+        return lambda replies: (
+            next(calls, None) or Action(content=json.loads(replies.messages[-1].content)["datetime"][-6:])
+        )
 
 
 def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) -> None:
@@ -417,7 +419,7 @@ def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) ->
     pytest.importorskip("mcp_server_time")
     agent = Agent(max_turns=2, sampling=Sampling(max_tokens=40))
 
-    async def whole() -> tuple[list[Trajectory], list[Trajectory], bool]:
+    async def run() -> tuple[list[Trajectory], list[Trajectory], bool]:
         policy = TrainablePolicy(loader.load_tiny(0))
         world = Clocks()
         try:
@@ -450,7 +452,7 @@ def test_a_server_from_the_registry_serves_a_tool_in_training(tmp_path: Path) ->
         finally:
             await policy.close()
 
-    shown, practised, moved = asyncio.run(whole())
+    shown, practised, moved = asyncio.run(run())
     assert {episode.outcome for episode in shown} == {Outcome.SUCCESS}
     assert len(practised) == 24
     called = [episode for episode in practised if episode.turns[0].action.calls]

@@ -106,9 +106,9 @@ def task(number: int, *items: str, owner: str | None = None, **fields: Any) -> T
     return Task(f"t-{number}", "tools", "train", {"question": "Fill it.", **fields})
 
 
-def shopper(given: Task, seed: int) -> ScriptedPolicy:
+def shopper(task: Task, seed: int) -> ScriptedPolicy:
     """Puts every item in, one call a turn, looks once, and is done."""
-    turns = iter([*(("put", {"item": item}) for item in given.fields["items"]), ("look", {})])
+    turns = iter([*(("put", {"item": item}) for item in task.fields["items"]), ("look", {})])
 
     def act(observation: Observation) -> Action:
         name, arguments = next(turns, ("", {}))
@@ -178,18 +178,18 @@ def test_an_exception_of_the_tool_is_an_observation_and_the_state_stays(shop: Mo
 
 
 @pytest.mark.parametrize(
-    ("item", "outcome", "says"),
+    ("item", "outcome", "message"),
     [
         ("bomb", Outcome.ENV_ERROR, "ToolFailure: the shop is gone"),
         ("glue", Outcome.TIMEOUT, "tool 'put' did not answer within 0.3 s"),
     ],
 )
 def test_a_state_that_broke_or_was_left_in_a_call_is_replaced(
-    shop: ModuleType, renderer: Renderer, item: str, outcome: Outcome, says: str
+    shop: ModuleType, renderer: Renderer, item: str, outcome: Outcome, message: str
 ) -> None:
-    first, second = (play(shop, renderer, [task(n, thing)])[0] for n, thing in enumerate((item, "pen")))
+    first, second = (play(shop, renderer, [task(n, name)])[0] for n, name in enumerate((item, "pen")))
     assert (first.outcome, second.outcome) == (outcome, Outcome.SUCCESS)
-    assert says in (first.error or "")
+    assert message in (first.error or "")
     assert second.components["baskets"] == 2
     assert (pool_of(shop).free, pool_of(shop).warm) == (3, 1)
     deadline = time.monotonic() + 30
@@ -245,11 +245,11 @@ def test_waiting_for_a_place_meets_the_deadline_of_the_step(shop: ModuleType, re
     async def take_all() -> list[Any]:
         return [await pool_of(shop).lease({"owner": "x", "seed": 0}) for _ in range(3)]
 
-    held = asyncio.run(take_all())
+    leases = asyncio.run(take_all())
     short = Agent(max_turns=8, deadlines=Deadlines(step=0.1))
     (waiting,) = play(shop, renderer, [task(0, "pen")], short)
     assert waiting.outcome is Outcome.TIMEOUT
-    for lease in held:
+    for lease in leases:
         lease.release()
     assert play(shop, renderer, [task(0, "pen")], short)[0].outcome is Outcome.SUCCESS
     assert pool_of(shop).free == 3
@@ -473,10 +473,10 @@ def test_a_state_that_cannot_be_made() -> None:
     def unset() -> None:
         raise UserError("install the browser")
 
-    for make, kind, says in ((broken, ToolFailure, "broken cannot be made: OSError: no display"),
+    for make, kind, message in ((broken, ToolFailure, "broken cannot be made: OSError: no display"),
                              (unset, UserError, "install the browser")):  # fmt: skip
         pool = StatePool(make, 1)
-        with pytest.raises(kind, match=says):
+        with pytest.raises(kind, match=message):
             asyncio.run(pool.lease({}))
         assert pool.free == 1
 

@@ -91,7 +91,7 @@ def test_schemas_of_richer_signatures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"room": "small", "days": [1]}, "small [1] None 0 None None"),
         ({"room": "small", "days": [], "guest": None, "function": {"a": 1}}, "small [] None 0 {'a': 1} None"),
@@ -105,9 +105,9 @@ def test_schemas_of_richer_signatures() -> None:
          "Error: book: argument 'budget' must be of type number or string, got NoneType."),
     ],
 )  # fmt: skip
-def test_arguments_are_held_to_the_signature(arguments: dict[str, Any], says: str) -> None:
+def test_arguments_are_held_to_the_signature(arguments: dict[str, Any], message: str) -> None:
     result = asyncio.run(book.call(arguments))
-    assert (result.text, result.failed) == (says, says.startswith("Error"))
+    assert (result.text, result.failed) == (message, message.startswith("Error"))
 
 
 def test_signatures_that_cannot_be_described_are_refused() -> None:

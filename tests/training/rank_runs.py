@@ -38,7 +38,7 @@ from tests.training.test_run import AGENT, ByLength
 def train(folder: Path, trainer: Trainer, settings: RunSettings) -> None:
     """Train as the first rank, or follow it."""
 
-    async def whole() -> None:
+    async def run_to_end() -> None:
         try:
             if ranks.own_rank() > 0:
                 await run_follower(trainer)
@@ -50,7 +50,7 @@ def train(folder: Path, trainer: Trainer, settings: RunSettings) -> None:
         finally:
             await trainer.policy.close()
 
-    asyncio.run(whole())
+    asyncio.run(run_to_end())
 
 
 class Validated(RLTrainer):

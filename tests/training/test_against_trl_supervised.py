@@ -72,15 +72,15 @@ def make_trainer(kind: str, folder: Path, tokenizer: Any, **options: Any) -> Any
 def padded(samples: Sequence[Sample]) -> dict[str, Tensor]:
     """The batch as TRL wants it: rows filled up on the right, and which tokens are judged."""
     width = max(len(sample.ids) for sample in samples)
-    ids, seen, judged = (torch.zeros(len(samples), width, dtype=torch.long) for _ in range(3))
+    ids, attention, completion = (torch.zeros(len(samples), width, dtype=torch.long) for _ in range(3))
     for row, sample in enumerate(samples):
         ids[row, : len(sample.ids)] = torch.tensor(sample.ids)
-        seen[row, : len(sample.ids)] = 1
-        judged[row, : len(sample.ids)] = torch.from_numpy(sample.mask)
-    return {"input_ids": ids, "attention_mask": seen, "completion_mask": judged}
+        attention[row, : len(sample.ids)] = 1
+        completion[row, : len(sample.ids)] = torch.from_numpy(sample.mask)
+    return {"input_ids": ids, "attention_mask": attention, "completion_mask": completion}
 
 
-def theirs(trainer: Any, inputs: dict[str, Tensor]) -> tuple[float, Gradient]:
+def trl_loss(trainer: Any, inputs: dict[str, Tensor]) -> tuple[float, Gradient]:
     trainer.model.zero_grad()
     loss = trainer.compute_loss(trainer.model, dict(inputs))
     loss.backward()
@@ -106,11 +106,11 @@ def our_preference(pairs: Sequence[Pair], settings: DPOSettings) -> tuple[float,
     return result["dpo/loss"], _gradient(policy.loaded.model)
 
 
-def assert_same(found: tuple[float, Gradient], expected: tuple[float, Gradient]) -> None:
-    assert found[0] == pytest.approx(expected[0], abs=TOLERANCE, rel=TOLERANCE)
-    assert found[1].keys() == expected[1].keys()
+def assert_same(actual: tuple[float, Gradient], expected: tuple[float, Gradient]) -> None:
+    assert actual[0] == pytest.approx(expected[0], abs=TOLERANCE, rel=TOLERANCE)
+    assert actual[1].keys() == expected[1].keys()
     size = math.sqrt(sum(float(value.square().sum()) for value in expected[1].values()))
-    error = math.sqrt(sum(float((found[1][name] - value).square().sum()) for name, value in expected[1].items()))
+    error = math.sqrt(sum(float((actual[1][name] - value).square().sum()) for name, value in expected[1].items()))
     assert size > 1e-3  # equal because right, not because nothing came out
     assert error / size < TOLERANCE
 
@@ -126,10 +126,10 @@ def test_sft_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     batch = [Sample(s.ids, s.mask, s.mask.astype(np.float32), s.advantages, s.sampling_logprobs) for s in samples]
     result = sft_update(policy, batch, [list(range(5))], 0, sft_settings(batch_size=5, warmup_steps=0))
     inputs = padded(samples)
-    judged = inputs.pop("completion_mask")
-    inputs["labels"] = inputs["input_ids"].masked_fill(judged == 0, -100)
+    completion = inputs.pop("completion_mask")
+    inputs["labels"] = inputs["input_ids"].masked_fill(completion == 0, -100)
     trainer = make_trainer("SFT", tmp_path, tokenizer)
-    assert_same((result["actor/loss"], _gradient(policy.loaded.model)), theirs(trainer, inputs))
+    assert_same((result["actor/loss"], _gradient(policy.loaded.model)), trl_loss(trainer, inputs))
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -137,7 +137,7 @@ def test_sft_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
 def test_dpo_equals_trl(ours: str, their_name: str, seed: int, tokenizer: Any, tmp_path: Path) -> None:
     pairs = make_pairs(4, seed)
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA, loss_type=[their_name])
-    expected = theirs(trainer, padded([p.chosen for p in pairs] + [p.rejected for p in pairs]))
+    expected = trl_loss(trainer, padded([p.chosen for p in pairs] + [p.rejected for p in pairs]))
     settings = dpo_settings(loss=ours, beta=BETA)
     result = our_preference(pairs, settings)
     assert_same(result, expected)
@@ -155,7 +155,7 @@ def test_smoothed_labels(smoothing: float, tokenizer: Any, tmp_path: Path) -> No
     """TRL keeps the smoothed loss in AOT alone, where a batch of one pair has nothing to sort."""
     pairs = make_pairs(1, 7)
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA, loss_type=["aot"], label_smoothing=smoothing)
-    expected = theirs(trainer, padded([pairs[0].chosen, pairs[0].rejected]))
+    expected = trl_loss(trainer, padded([pairs[0].chosen, pairs[0].rejected]))
     assert_same(our_preference(pairs, dpo_settings(beta=BETA, label_smoothing=smoothing)), expected)
     plain, _ = our_preference(pairs, dpo_settings(beta=BETA))
     assert abs(plain - expected[0]) > 1e-3
@@ -171,7 +171,7 @@ def test_kto_equals_trl(seed: int, tokenizer: Any, tmp_path: Path) -> None:
     for side, target in enumerate((True, False)):
         other = {f"KL_{name}": value for name, value in padded(sides[1 - side]).items()}
         label = torch.tensor([target] * len(pairs))
-        value, slope = theirs(trainer, {**padded(sides[side]), **other, "label": label})
+        value, slope = trl_loss(trainer, {**padded(sides[side]), **other, "label": label})
         loss += value
         gradient = {name: gradient.get(name, 0) + part for name, part in slope.items()}
     assert_same(our_preference(pairs, dpo_settings(loss="kto", beta=BETA)), (loss, gradient))
@@ -182,7 +182,7 @@ def test_at_the_start_both_losses_are_ln_2(tokenizer: Any, tmp_path: Path) -> No
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
     trainer = make_trainer("DPO", tmp_path, tokenizer, beta=BETA)
     trainer.ref_model.load_state_dict(trainer.model.state_dict())
-    expected, their_gradient = theirs(trainer, padded(samples))
+    expected, their_gradient = trl_loss(trainer, padded(samples))
     policy = policy_of()
     result = dpo_update(policy, pairs, sum_logprobs(policy.decoder, policy, samples), dpo_settings(beta=BETA), 0.0)
     assert expected == pytest.approx(math.log(2), abs=1e-6)

@@ -19,7 +19,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import UserError
 from practicum.models import loader
 from practicum.task import Task
-from practicum.training.async_source import AsyncSource
+from practicum.training.async_source import AsyncSource, staleness_metrics
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_batch import RolloutBatch
 from practicum.training.rollout_source import OnlineSource
@@ -68,14 +68,14 @@ def make(settings: RLSettings) -> RLTrainer:
 
 
 def carry_out(trainer: RLTrainer, work: Callable[[], Awaitable[Any]]) -> Any:
-    async def whole() -> Any:
+    async def run_steps() -> Any:
         try:
             return await work()
         finally:
             await trainer.close()
             await trainer.policy.close()
 
-    return asyncio.run(whole())
+    return asyncio.run(run_steps())
 
 
 async def run(trainer: RLTrainer, steps: range) -> list[tuple[dict[str, float], list[Trajectory]]]:
@@ -90,38 +90,36 @@ def attempts(episodes: list[Trajectory]) -> list[tuple[str, int]]:
 def test_no_token_is_older_than_the_bound_and_no_task_is_left_out(staleness: int) -> None:
     """Every step has the tasks of a synchronous run, slow ones too, and versions change between turns."""
     trainer, reference = make(settings_of(staleness)), make(settings_of(0))
-    found = carry_out(trainer, lambda: run(trainer, range(STEPS)))
+    results = carry_out(trainer, lambda: run(trainer, range(STEPS)))
     synchronous = carry_out(reference, lambda: run(reference, range(STEPS)))
-    assert [attempts(episodes) for _, episodes in found] == [attempts(episodes) for _, episodes in synchronous]
+    assert [attempts(episodes) for _, episodes in results] == [attempts(episodes) for _, episodes in synchronous]
     ages = []
-    for step, (metrics, episodes) in enumerate(found):
+    for step, (metrics, episodes) in enumerate(results):
         versions = [turn.policy_version for episode in episodes for turn in episode.turns]
         assert max(versions) <= step
         ages.append(step - min(versions))
         assert metrics["staleness/steps/max"] == step - min(versions)
         assert metrics["mismatch/logprob/mean"] < 1e-4  # the engine has the weights that the learner had
     assert max(ages) == staleness
-    mixed = [len({turn.policy_version for turn in one.turns}) > 1 for _, episodes in found for one in episodes]
+    mixed = [len({turn.policy_version for turn in item.turns}) > 1 for _, episodes in results for item in episodes]
     assert any(mixed)
-    assert all(episode.scored for _, episodes in found for episode in episodes)
+    assert all(episode.scored for _, episodes in results for episode in episodes)
 
 
 def test_turns_that_the_environment_chose_have_no_age() -> None:
     """Such a turn has no tokens and version 0: it is not older than the bound."""
-    trainer = make(settings_of(1))
-    source = trainer.source
-    assert isinstance(source, AsyncSource)
-    source._first_versions = [(4, 4), (5, 5)]
+    first_versions = [(4, 4), (5, 5)]
     sampled = Turn((Span(Origin.SAMPLED, (1,), (0.0,)),), False, (), "", Action(""), "policy", 4, StopReason.END, 0)
     chosen = Turn((), True, (), "", Action(""), "recovery", 0, StopReason.END, 0)
     episode = Trajectory(
         SlowTools().tasks("train", 1)[0], 0, "step-5/", Outcome.SUCCESS, (chosen, sampled), 1.0, {}, Seeds(0, 0)
     )
     batch = RolloutBatch(5, [episode], [[episode]], {}, {})
-    assert source._staleness(5, batch) == {"staleness/steps/mean": 1.0, "staleness/steps/max": 1.0}
+    metrics = staleness_metrics(5, batch, first_versions, 1, None)
+    assert metrics == {"staleness/steps/mean": 1.0, "staleness/steps/max": 1.0}
     too_old = replace(episode, turns=(chosen, replace(sampled, policy_version=3)))
     with pytest.raises(AssertionError, match="version 3 is more than 1 steps old"):
-        source._staleness(5, replace(batch, groups=[[too_old]]))
+        staleness_metrics(5, replace(batch, groups=[[too_old]]), first_versions, 1, None)
 
 
 def test_corrections_are_those_of_the_weights_that_sampled() -> None:
@@ -131,7 +129,7 @@ def test_corrections_are_those_of_the_weights_that_sampled() -> None:
     update = trainer.policy.update
 
     def noted(samples: Any, *rest: Any) -> dict[str, float]:
-        weights.extend(torch.as_tensor(one.corrections[one.mask]) for one in samples)
+        weights.extend(torch.as_tensor(item.corrections[item.mask]) for item in samples)
         return update(samples, *rest)
 
     trainer.policy.update = noted  # type: ignore[method-assign]
@@ -178,7 +176,7 @@ def test_requests_wait_for_the_end_of_a_pause() -> None:
         order.append(f"{name} ends")
         gate.leave()
 
-    async def whole() -> None:
+    async def run_steps() -> None:
         first = asyncio.create_task(request("first", 0.05))
         await asyncio.sleep(0)
         later = []
@@ -189,14 +187,14 @@ def test_requests_wait_for_the_end_of_a_pause() -> None:
             order.append("resume")
         await asyncio.gather(first, *later)
 
-    asyncio.run(whole())
+    asyncio.run(run_steps())
     assert order[:4] == ["first begins", "first ends", "pause", "resume"]
     assert order.index("second begins") < order.index("third begins")
     assert gate.num_open == 0
 
 
 @pytest.mark.parametrize(
-    ("keys", "says"),
+    ("keys", "message"),
     [
         (["trainer.overlap=true"], "trainer.overlap=true yet"),
         (["algorithm.filter_groups.enable=true", "algorithm.adv_estimator=grpo"], "filter_groups yet: which tasks"),
@@ -205,7 +203,7 @@ def test_requests_wait_for_the_end_of_a_pause() -> None:
         (["trainer.n_gpus_per_node=2", "trainer.device=cpu"], "2 learner ranks yet"),
     ],
 )
-def test_what_does_not_go_with_it_is_refused(keys: list[str], says: str) -> None:
+def test_what_does_not_go_with_it_is_refused(keys: list[str], message: str) -> None:
     pytest.importorskip("ray")
-    with pytest.raises(UserError, match=f"max_staleness=2 does not go with .*{says}"):
+    with pytest.raises(UserError, match=f"max_staleness=2 does not go with .*{message}"):
         resolve_train(["trainer.max_staleness=2", *keys])

@@ -32,7 +32,7 @@ def call(expression: str) -> tuple[str, Action]:
     return CALL % expression, Action(calls=(ToolCall("calculator", {"expression": expression}),))
 
 
-def said(text: str) -> tuple[str, Action]:
+def text_reply(text: str) -> tuple[str, Action]:
     return text, Action(text, content=text)
 
 
@@ -59,9 +59,9 @@ def log_of(*episodes: Trajectory) -> TrajectoryLog:
     return TrajectoryLog(Path("somewhere"), episodes, 0)
 
 
-GOOD = played(0, 1.0, call("2+3"), said("5"), answers=["5"])
-HALF = played(1, 0.5, call("3+2"), said("6"), answers=["5"])
-WRONG = played(2, 0.0, call("2*"), said("4"), answers=["Error: cannot read '2*'"])
+GOOD = played(0, 1.0, call("2+3"), text_reply("5"), answers=["5"])
+HALF = played(1, 0.5, call("3+2"), text_reply("6"), answers=["5"])
+WRONG = played(2, 0.0, call("2*"), text_reply("4"), answers=["Error: cannot read '2*'"])
 
 
 def test_action_values_equal_a_computation_by_hand() -> None:
@@ -77,8 +77,10 @@ def test_action_values_equal_a_computation_by_hand() -> None:
 
 
 def test_an_action_has_the_largest_progress_of_its_episodes() -> None:
-    far, near = (played(n, 0.0, call("2+3"), said("5"), answers=["5"], progress=p) for n, p in enumerate((0.7, 0.2)))
-    states = tabulate_actions(log_of(near, far), 1.0)
+    more, less = (
+        played(n, 0.0, call("2+3"), text_reply("5"), answers=["5"], progress=p) for n, p in enumerate((0.7, 0.2))
+    )
+    states = tabulate_actions(log_of(less, more), 1.0)
     assert {value for state in states for value in state.action_values.values()} == {0.7}
 
 

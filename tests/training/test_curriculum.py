@@ -45,21 +45,21 @@ def test_a_draw_never_holds_a_task_twice() -> None:
 
 
 def test_a_restored_stream_continues() -> None:
-    one = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
-    one.take(3)
-    one.update([played(TASKS[1], True), played(TASKS[1], True)])
-    two = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
-    two.restore(one.state())
-    assert [t.id for t in one.take(5)] == [t.id for t in two.take(5)]
-    assert one.state() == two.state()
+    stream = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
+    stream.take(3)
+    stream.update([played(TASKS[1], True), played(TASKS[1], True)])
+    second = TaskStream(TASKS, CurriculumSettings(threshold=0.5, window=2), draw=2)
+    second.restore(stream.state())
+    assert [t.id for t in stream.take(5)] == [t.id for t in second.take(5)]
+    assert stream.state() == second.state()
 
 
 def test_the_tasks_of_a_file_come_in_another_order_in_every_epoch() -> None:
-    one, two, other = (TaskStream(TASKS, draw=4, shuffle_seed=seed) for seed in (7, 7, 8))
-    epochs = [[t.id for _ in range(3) for t in one.take(4)] for _ in range(4)]
+    stream, second, other = (TaskStream(TASKS, draw=4, shuffle_seed=seed) for seed in (7, 7, 8))
+    epochs = [[t.id for _ in range(3) for t in stream.take(4)] for _ in range(4)]
     assert all(sorted(epoch) == sorted(t.id for t in TASKS) for epoch in epochs)
     assert len({tuple(epoch) for epoch in [*epochs, [t.id for t in TASKS]]}) == 5
-    assert [t.id for t in two.take(4)] == epochs[0][:4]
+    assert [t.id for t in second.take(4)] == epochs[0][:4]
     assert [t.id for _ in range(3) for t in other.take(4)] != epochs[0]
 
 

@@ -21,8 +21,8 @@ from tests.training.settings import dpo_settings
 
 def sample(ids: list[int], prompt: int) -> Sample:
     mask = np.arange(len(ids)) >= prompt
-    nothing = np.zeros(len(ids), dtype=np.float32)
-    return Sample(tuple(ids), mask, nothing, nothing, nothing)
+    zeros = np.zeros(len(ids), dtype=np.float32)
+    return Sample(tuple(ids), mask, zeros, zeros, zeros)
 
 
 def make_pairs(count: int, seed: int) -> list[Pair]:
@@ -45,16 +45,16 @@ def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
     samples = [p.chosen for p in pairs] + [p.rejected for p in pairs]
     reference = sum_logprobs(policy.decoder, policy, samples) + torch.linspace(-2, 2, 8, dtype=torch.float64)
     dpo_update(policy, pairs, reference, settings, 0.0)
-    mine = {n: p.grad.clone() for n, p in policy.loaded.model.named_parameters() if p.grad is not None}
+    actual = {n: p.grad.clone() for n, p in policy.loaded.model.named_parameters() if p.grad is not None}
 
     model = loader.load_tiny(0).model
     sums = []
-    for one in samples:
-        ids = torch.tensor([one.ids])
+    for sample in samples:
+        ids = torch.tensor([sample.ids])
         table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0]
-        sums.append(table[torch.from_numpy(one.mask[1:])].double().sum())
+        sums.append(table[torch.from_numpy(sample.mask[1:])].double().sum())
     stacked = torch.stack(sums)
-    lengths = torch.tensor([float(one.mask.sum()) for one in samples], dtype=torch.float64)
+    lengths = torch.tensor([float(sample.mask.sum()) for sample in samples], dtype=torch.float64)
     batch = PairLogprobs(stacked[:4], stacked[4:], reference[:4], reference[4:], lengths[:4], lengths[4:])
     if kind == "kto":  # z carries no gradient
         won, lost = batch.log_ratios
@@ -63,9 +63,9 @@ def test_the_gradient_is_autograds_through_hugging_face(kind: str) -> None:
         (2 - up - down).mean().backward()
     else:
         PREFERENCE_LOSSES[kind](batch, 0.7, 0.0).loss.mean().backward()
-    theirs = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-    difference = math.sqrt(sum(float((mine[n] - theirs[n]).square().sum()) for n in theirs))
-    size = math.sqrt(sum(float(theirs[n].square().sum()) for n in theirs))
+    expected = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    difference = math.sqrt(sum(float((actual[n] - expected[n]).square().sum()) for n in expected))
+    size = math.sqrt(sum(float(expected[n].square().sum()) for n in expected))
     assert difference / size < 1e-5
 
 
@@ -104,8 +104,8 @@ def test_the_same_seed_gives_the_same_weights_and_a_later_start_the_rest() -> No
         asyncio.run(train_dpo(policy, pairs, settings))
         return dict(policy.loaded.model.state_dict())
 
-    one, two = run(), run()
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    first, second = run(), run()
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_no_pairs_and_wrong_settings_are_errors() -> None:

@@ -98,9 +98,11 @@ def test_a_resumed_run_neither_loses_nor_repeats_a_line(tmp_path: Path) -> None:
     assert (torn / HEALTH_FILE).read_bytes() == (full / HEALTH_FILE).read_bytes()
     assert [line["step"] for line in lines_of(torn)] == [1, 2, 3, 4, 5, 6]
     for kind in (TOP, GROUPS):
-        mine, other = ({p.relative_to(f): p.read_bytes() for p in (f / kind).rglob("*.json*")} for f in (full, torn))
-        assert mine
-        assert mine == other
+        expected, actual = (
+            {p.relative_to(f): p.read_bytes() for p in (f / kind).rglob("*.json*")} for f in (full, torn)
+        )
+        assert expected
+        assert expected == actual
 
 
 def test_the_first_group_of_steps_1_2_and_4_is_saved(tmp_path: Path) -> None:
@@ -137,7 +139,7 @@ def test_advantages_that_differ_by_token_are_saved_per_token(tmp_path: Path) -> 
 def test_advantages_are_deleted_with_their_episode(tmp_path: Path) -> None:
     """Best-paid episodes that are no longer wanted leave nothing behind."""
     go(make_run(tmp_path, RunSettings(6)))
-    kept = sorted((tmp_path / TOP).rglob("*.jsonl"))
-    assert len(kept) == 5
-    assert sorted((tmp_path / TOP).rglob("*.advantages.json")) == [advantages_path(path) for path in kept]
-    assert {path.parent for path in kept} == set((tmp_path / TOP).iterdir())
+    paths = sorted((tmp_path / TOP).rglob("*.jsonl"))
+    assert len(paths) == 5
+    assert sorted((tmp_path / TOP).rglob("*.advantages.json")) == [advantages_path(path) for path in paths]
+    assert {path.parent for path in paths} == set((tmp_path / TOP).iterdir())

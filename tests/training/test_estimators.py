@@ -41,7 +41,7 @@ def groups() -> list[list[Trajectory]]:
 def rated(settings: EstimatorSettings, greedy: tuple[float, float] = (0.5, 0.0)) -> list[list[TokenRewards]]:
     """Rewards on tokens, a critic that says 0.4 everywhere, and greedy rewards of both groups."""
     return [
-        [replace(one, values=np.full(len(one.rewards), 0.4), last_value=0.9, greedy_reward=base) for one in items]
+        [replace(item, values=np.full(len(item.rewards), 0.4), last_value=0.9, greedy_reward=base) for item in items]
         for items, base in (([token_rewards(e, settings) for e in g], b) for g, b in zip(groups(), greedy, strict=True))
     ]
 
@@ -70,9 +70,9 @@ def test_remax_subtracts_the_greedy_reward() -> None:
 
 def test_the_baseline_variant_centres_each_group_first() -> None:
     result = credit("reinforce_plus_plus_baseline").advantages
-    everything = np.concatenate([row for rows in result for row in rows])
-    assert everything.mean() == pytest.approx(0, abs=1e-9)
-    assert everything.std(ddof=1) == pytest.approx(1, abs=1e-6)
+    values = np.concatenate([row for rows in result for row in rows])
+    assert values.mean() == pytest.approx(0, abs=1e-9)
+    assert values.std(ddof=1) == pytest.approx(1, abs=1e-6)
     assert result[0][0][0] / result[1][0][0] == pytest.approx(2, rel=0.5)  # a gap of 1 against a gap of ½
 
 
@@ -109,9 +109,9 @@ def test_turn_rewards_are_on_the_last_token_of_their_turn() -> None:
 def test_gae_over_turns_by_hand() -> None:
     """Turn rewards 1 and 2, values .4 at both beginnings, γ=.5, λ=1: A₁ = 1.6, A₀ = 1+.2-.4+.8 = 1.6; then B's one."""
     settings = EstimatorSettings(gamma=0.5, turn_rewards=True)
-    two = TokenRewards(np.array([0, 1.0, 0, 2.0]), np.array([0, 0, 1, 1]), values=np.array([0.4, 9, 0.4, 9]))
-    one = TokenRewards(np.array([0.0]), np.array([0]), values=np.array([0.4]))
-    result = ESTIMATORS["turn_gae"].function([[two, one]], settings)
+    two_turns = TokenRewards(np.array([0, 1.0, 0, 2.0]), np.array([0, 0, 1, 1]), values=np.array([0.4, 9, 0.4, 9]))
+    one_turn = TokenRewards(np.array([0.0]), np.array([0]), values=np.array([0.4]))
+    result = ESTIMATORS["turn_gae"].function([[two_turns, one_turn]], settings)
     assert result.returns is not None
     assert np.allclose(result.returns[0][0], [2.0, np.nan, 2.0, np.nan], equal_nan=True)
     mean, deviation = np.mean([1.6] * 4 + [-0.4]), np.std([1.6] * 4 + [-0.4], ddof=1)
@@ -124,8 +124,8 @@ def test_only_truncated_episodes_are_bootstrapped(name: str) -> None:
     settings = EstimatorSettings(bootstrap_truncated=True)
 
     def last_return(truncated: bool, bootstrap: bool = True) -> float:
-        one = TokenRewards(np.array([0.0]), np.array([0]), truncated, np.array([0.4]), 0.9)
-        result = ESTIMATORS[name].function([[one]], replace(settings, bootstrap_truncated=bootstrap)).returns
+        item = TokenRewards(np.array([0.0]), np.array([0]), truncated, np.array([0.4]), 0.9)
+        result = ESTIMATORS[name].function([[item]], replace(settings, bootstrap_truncated=bootstrap)).returns
         assert result is not None
         return float(result[0][0][0])
 

@@ -89,8 +89,8 @@ def expected_gradients(
             advantages = torch.from_numpy(sample.advantages[1:])[on]
             if objective.loss_mode == "gspo":  # the sequence's own ratio, differentiated as it stands
                 ratio = (logprobs[on] - old).mean().exp()
-                held = ratio.clamp(1 - objective.clip_ratio_low, 1 + objective.clip_ratio_high)
-                losses = torch.maximum(-advantages * ratio, -advantages * held)
+                clipped = ratio.clamp(1 - objective.clip_ratio_low, 1 + objective.clip_ratio_high)
+                losses = torch.maximum(-advantages * ratio, -advantages * clipped)
             elif objective.loss_mode == "cispo":
                 losses = policy_losses.cispo(logprobs[on], old, advantages).loss
             else:
@@ -100,18 +100,18 @@ def expected_gradients(
             if reference is not None:
                 with torch.no_grad():
                     other = (reference(ids).logits[0, :-1] / sample.temperature).log_softmax(-1)
-                theirs = other.gather(-1, ids[0, 1:, None])[:, 0]
+                reference_logprobs = other.gather(-1, ids[0, 1:, None])[:, 0]
                 full = (table.exp() * (table - other)).sum(-1)[on]
                 losses = losses + objective.kl_loss_coef * kl.penalty(
-                    logprobs[on], theirs[on], objective.kl_loss_type, full
+                    logprobs[on], reference_logprobs[on], objective.kl_loss_type, full
                 )
         total = total + (losses * weights).sum() / 7.0
     total.backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-def distance(found: Gradients, expected: Gradients) -> float:
-    a, b = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in (found, expected))
+def distance(actual: Gradients, expected: Gradients) -> float:
+    a, b = (torch.cat([g[name].flatten() for name in sorted(g)]) for g in (actual, expected))
     return float((a - b).norm() / b.norm())
 
 
@@ -142,10 +142,10 @@ def test_other_surrogates_equal_hugging_face(loss: str) -> None:
         ids = torch.tensor([sample.ids])
         with torch.no_grad():
             table = model(ids).logits[0, :-1].log_softmax(-1).gather(-1, ids[0, 1:, None])[:, 0].numpy()
-        near = np.append(0, table + rng.normal(0, 0.3, len(table))).astype(np.float32)
+        logprobs = np.append(0, table + rng.normal(0, 0.3, len(table))).astype(np.float32)
         flat = np.where(sample.mask, rng.normal(), 0).astype(np.float32)
         share = (sample.mask / sample.mask.sum()).astype(np.float32)
-        samples.append(replace(sample, sampling_logprobs=near, advantages=flat, weights=share))
+        samples.append(replace(sample, sampling_logprobs=logprobs, advantages=flat, weights=share))
     objective = policy_gradient(loss_mode=loss)
     assert distance(gradients(samples, objective), expected_gradients(samples, objective)) < 2e-6
     pieces = gradients(samples, objective, limits=MicroBatchLimits(30, 2))
@@ -162,8 +162,8 @@ def test_corrections_weigh_the_policy_gradient() -> None:
 def test_ratios_are_taken_against_the_old_logprobs() -> None:
     samples = make_samples(5, 12)
     moved = [replace(s, old_logprobs=s.sampling_logprobs, sampling_logprobs=s.sampling_logprobs - 1) for s in samples]
-    one, two = gradients(samples, POLICY_GRADIENT), gradients(moved, POLICY_GRADIENT)
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    first, second = gradients(samples, POLICY_GRADIENT), gradients(moved, POLICY_GRADIENT)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_gradient_checkpointing_changes_no_gradient() -> None:
@@ -214,8 +214,8 @@ def test_untrained_tokens_give_no_gradient() -> None:
                np.where(s.mask, s.advantages, -77).astype(np.float32), s.sampling_logprobs)
         for s in samples
     ]  # fmt: skip
-    one, two = gradients(samples, POLICY_GRADIENT), gradients(spoiled, POLICY_GRADIENT)
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    first, second = gradients(samples, POLICY_GRADIENT), gradients(spoiled, POLICY_GRADIENT)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_what_comes_after_the_last_trained_token_is_not_computed() -> None:
@@ -226,8 +226,8 @@ def test_what_comes_after_the_last_trained_token_is_not_computed() -> None:
         np.append(base.advantages, np.zeros(3, np.float32)), np.append(base.sampling_logprobs, np.zeros(3, np.float32)),
     )  # fmt: skip
     assert length < len(longer.ids)
-    one, two = gradients([base], CROSS_ENTROPY), gradients([longer], CROSS_ENTROPY)
-    assert all(torch.equal(one[name], two[name]) for name in one)
+    first, second = gradients([base], CROSS_ENTROPY), gradients([longer], CROSS_ENTROPY)
+    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_logprobs_in_order() -> None:

@@ -72,8 +72,8 @@ def logged() -> list[Trajectory]:
 @pytest.fixture(scope="module")
 def folder(logged: list[Trajectory], tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("log")
-    for one in logged:
-        store.write_episode(out, one)
+    for trajectory in logged:
+        store.write_episode(out, trajectory)
     return out
 
 
@@ -98,9 +98,9 @@ def train(groups: TrajectoryGroups, settings: RLSettings = PLAIN, steps: int = 1
     return trainer, asyncio.run(go())
 
 
-def policy_logprobs(model: torch.nn.Module, one: Trajectory, temperature: float = 1.0) -> np.ndarray:
+def policy_logprobs(model: torch.nn.Module, trajectory: Trajectory, temperature: float = 1.0) -> np.ndarray:
     """By Hugging Face's own forward, of the sampled tokens."""
-    (sample,) = unweighted_samples(one)
+    (sample,) = unweighted_samples(trajectory)
     ids = torch.tensor([sample.ids])
     with torch.no_grad():
         table = (model(ids).logits[0, :-1].double() / temperature).log_softmax(-1)
@@ -111,11 +111,11 @@ def gradient(trainer: RLTrainer) -> dict[str, torch.Tensor]:
     return {n: p.grad.clone() for n, p in trainer.policy.loaded.model.named_parameters() if p.grad is not None}
 
 
-def shifted(one: Trajectory, by: float, temperature: float = 1.0) -> Trajectory:
+def shifted(trajectory: Trajectory, by: float, temperature: float = 1.0) -> Trajectory:
     """Logged by a policy that was exp(by) times as sure of every token as the tiny model is."""
-    reference = policy_logprobs(loader.load_tiny(0).model, one, temperature)
-    moved = with_logprobs(one, np.minimum(reference + by, 0).tolist())
-    return replace(moved, provenance={**one.provenance, "temperature": temperature})
+    reference = policy_logprobs(loader.load_tiny(0).model, trajectory, temperature)
+    moved = with_logprobs(trajectory, np.minimum(reference + by, 0).tolist())
+    return replace(moved, provenance={**trajectory.provenance, "temperature": temperature})
 
 
 # -- which groups -------------------------------------------------------------------------------
@@ -153,9 +153,9 @@ def test_ids_of_another_tokenizer_are_refused() -> None:
     policy = TrainablePolicy(loader.load_tiny(0))
     too_large = episode("a", 1.0, Outcome.SUCCESS, turn((1, 2), (3, 10**6), True))
     named = replace(episode("a", 0.0), provenance={"tokenizer": "another", "model": "qwen"})
-    for stranger in (too_large, named):
+    for refused in (too_large, named):
         with pytest.raises(UserError, match="Episode 'a' below 'somewhere' holds ids of another tokenizer"):
-            log_of(stranger).check_tokens(policy)
+            log_of(refused).check_tokens(policy)
     log_of(episode("a", 1.0)).check_tokens(policy)
 
 
@@ -170,9 +170,9 @@ def test_importance_weights_equal_a_computation_by_hand(logged: list[Trajectory]
     settings = replace(PLAIN, objective=replace(LEASH, clip_ratio_low=0.05, clip_ratio_high=0.05))
     _, (result,) = train([group], settings)
     losses, distances = [], []
-    for one, advantage in zip(group, (math.sqrt(0.5), -math.sqrt(0.5)), strict=True):
-        mu = np.array([v for v in one.sequences()[0].logprobs if v is not None])
-        pi = policy_logprobs(loader.load_tiny(0).model, one, temperature)
+    for trajectory, advantage in zip(group, (math.sqrt(0.5), -math.sqrt(0.5)), strict=True):
+        mu = np.array([v for v in trajectory.sequences()[0].logprobs if v is not None])
+        pi = policy_logprobs(loader.load_tiny(0).model, trajectory, temperature)
         ratio = np.exp(pi - mu)
         losses += np.maximum(-advantage * ratio, -advantage * ratio.clip(0.95, 1.05)).tolist()
         distances += np.abs(pi - mu).tolist()
@@ -187,7 +187,7 @@ def test_importance_weights_equal_a_computation_by_hand(logged: list[Trajectory]
 def test_where_the_log_is_the_policy_the_loss_is_the_plain_policy_gradient(logged: list[Trajectory]) -> None:
     group = [replace(logged[0], reward=1.0), replace(logged[1], reward=0.0)]
     _, (result,) = train([group])
-    counts = [len(policy_logprobs(loader.load_tiny(0).model, one)) for one in group]
+    counts = [len(policy_logprobs(loader.load_tiny(0).model, trajectory)) for trajectory in group]
     assert result["offline/distance/max"] < 1e-4
     assert result["offline/bounded"] == 0.0
     expected = math.sqrt(0.5) * (counts[1] - counts[0]) / sum(counts)
@@ -196,29 +196,29 @@ def test_where_the_log_is_the_policy_the_loss_is_the_plain_policy_gradient(logge
 
 def test_a_group_of_one_outcome_has_no_gradient(logged: list[Trajectory]) -> None:
     """Beside another group it changes nothing but the count of tokens."""
-    dead = [replace(one, reward=1.0) for one in logged[4:8]]
-    with_signal = [replace(one, reward=float(n % 2)) for n, one in enumerate(logged[:4])]
+    no_signal = [replace(trajectory, reward=1.0) for trajectory in logged[4:8]]
+    with_signal = [replace(trajectory, reward=float(n % 2)) for n, trajectory in enumerate(logged[:4])]
     settings = replace(PLAIN, train_batch_size=2)
-    both, _ = train([with_signal, dead], settings, frozen=True)
+    both, _ = train([with_signal, no_signal], settings, frozen=True)
     alone, _ = train([with_signal], replace(settings, train_batch_size=1), frozen=True)
-    share = sum(len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in with_signal) / sum(
-        len(unweighted_samples(one)[0].mask.nonzero()[0]) for one in (*with_signal, *dead)
+    share = sum(len(unweighted_samples(trajectory)[0].mask.nonzero()[0]) for trajectory in with_signal) / sum(
+        len(unweighted_samples(trajectory)[0].mask.nonzero()[0]) for trajectory in (*with_signal, *no_signal)
     )
     for name, value in gradient(alone).items():
         assert torch.allclose(gradient(both)[name], share * value, atol=2e-6)
-    nothing, (result,) = train([dead], frozen=True)
+    trainer, (result,) = train([no_signal], frozen=True)
     assert result["actor/loss"] == pytest.approx(0.0, abs=1e-9)
-    assert all(float(value.abs().max()) < 1e-6 for value in gradient(nothing).values())
+    assert all(float(value.abs().max()) < 1e-6 for value in gradient(trainer).values())
     assert max(float(value.abs().max()) for value in gradient(alone).values()) > 1e-2
 
 
 def test_the_gradient_does_not_depend_on_the_split(logged: list[Trajectory]) -> None:
     groups = signal_groups(log_of(*logged))[:3]
     settings = replace(PLAIN, train_batch_size=3)
-    one, _ = train(groups, settings, frozen=True)
+    trainer, _ = train(groups, settings, frozen=True)
     for limits in (MicroBatchLimits(tokens=128), MicroBatchLimits(samples=1), MicroBatchLimits(tokens=100_000)):
         other, _ = train(groups, settings, frozen=True, limits=limits)
-        for name, value in gradient(one).items():
+        for name, value in gradient(trainer).items():
             assert torch.allclose(gradient(other)[name], value, atol=2e-6), (limits, name)
 
 
@@ -230,7 +230,7 @@ def test_failures_are_lowered_to_the_floor_and_no_further(
     floor: float, least: float, most: float, logged: list[Trajectory]
 ) -> None:
     """Sixty updates over one group: what is no longer rewarded stays where the floor is."""
-    group = [replace(one, reward=float(n == 0)) for n, one in enumerate(logged[:4])]
+    group = [replace(trajectory, reward=float(n == 0)) for n, trajectory in enumerate(logged[:4])]
     objective = replace(LEASH, clip_ratio_low=1 - floor, clip_ratio_high=0.2)
     trainer, _ = train([group], replace(PLAIN, total_training_steps=60, lr=3e-5, objective=objective), steps=60)
     start = loader.load_tiny(0).model
@@ -261,7 +261,7 @@ def test_missing_log_probs_are_those_of_the_start_policy(logged: list[Trajectory
 
 
 @pytest.mark.parametrize(
-    ("settings", "says"),
+    ("settings", "message"),
     [
         (replace(PLAIN, adv_estimator="gae"), "comparing the episodes of one task, which gae does not"),
         (replace(PLAIN, adv_estimator="remax"), "which remax does not; set algorithm.adv_estimator to one of grpo"),
@@ -270,8 +270,8 @@ def test_missing_log_probs_are_those_of_the_start_policy(logged: list[Trajectory
         (replace(PLAIN, train_batch_size=9), "fewer than the 9 of one step"),
     ],
 )
-def test_impossible_settings_are_refused(settings: RLSettings, says: str, logged: list[Trajectory]) -> None:
-    with pytest.raises(UserError, match=says):
+def test_impossible_settings_are_refused(settings: RLSettings, message: str, logged: list[Trajectory]) -> None:
+    with pytest.raises(UserError, match=message):
         train(signal_groups(log_of(*logged)), settings)
 
 
@@ -310,7 +310,7 @@ def run_to_the_end(out: Path, overrides: list[str], die_at: int | None = None) -
     asyncio.run(go())
 
 
-def everything(out: Path) -> dict[str, bytes]:
+def all_files(out: Path) -> dict[str, bytes]:
     return {
         str(path.relative_to(out)): path.read_bytes()
         for path in sorted(out.rglob("*"))
@@ -335,10 +335,10 @@ def test_a_run_cut_short_and_resumed_equals_a_whole_one(method: str, folder: Pat
         run_to_the_end(tmp_path / "cut", overrides, die_at=3)
     assert Checkpoints(tmp_path / "cut" / "practicum" / "run").steps()[-1] in (2, 3)
     run_to_the_end(tmp_path / "cut", overrides)
-    one, two = everything(tmp_path / "whole"), everything(tmp_path / "cut")
-    assert one.keys() == two.keys()
-    assert [name for name in one if one[name] != two[name]] == []
-    metrics = one["practicum/run/metrics.jsonl"].decode()
+    expected, actual = all_files(tmp_path / "whole"), all_files(tmp_path / "cut")
+    assert expected.keys() == actual.keys()
+    assert [name for name in expected if expected[name] != actual[name]] == []
+    metrics = expected["practicum/run/metrics.jsonl"].decode()
     assert ("offline/distance/mean" if method == "grpo" else "bandit/matched") in metrics
     assert "val/success/mean" in metrics
     store.write_episode(log, replace(next(store.read_episodes(folder)), attempt=99, reward=1.0))

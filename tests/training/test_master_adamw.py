@@ -26,10 +26,10 @@ def test_steps_are_those_of_float32() -> None:
         masters.zero_grad()
         torch.manual_seed(number)
         for _ in range(2):  # two pieces of a batch
-            for one, other in zip(exact, rounded, strict=True):
-                gradient = torch.randn(one.shape).bfloat16()
-                one.grad = gradient.float() if one.grad is None else one.grad + gradient.float()
-                other.grad = gradient
+            for expected, actual in zip(exact, rounded, strict=True):
+                gradient = torch.randn(expected.shape).bfloat16()
+                expected.grad = gradient.float() if expected.grad is None else expected.grad + gradient.float()
+                actual.grad = gradient
             masters.accumulate()
         assert (
             abs(
@@ -38,9 +38,9 @@ def test_steps_are_those_of_float32() -> None:
             )
             < 1e-5
         )
-        for one, other in zip(exact, rounded, strict=True):
-            assert torch.allclose(masters.state[other]["master"], one, atol=1e-6)
-            assert torch.equal(other, masters.state[other]["master"].bfloat16())
+        for expected, actual in zip(exact, rounded, strict=True):
+            assert torch.allclose(masters.state[actual]["master"], expected, atol=1e-6)
+            assert torch.equal(actual, masters.state[actual]["master"].bfloat16())
 
 
 def test_small_steps_add_up() -> None:
@@ -69,10 +69,10 @@ def test_what_is_saved_is_all_there_is() -> None:
     step(masters, first, 0)
     second = [nn.Parameter(weight.detach().clone()) for weight in first]
     resumed = MasterAdamW(second, 1e-3, (0.9, 0.95), 0.0)
-    for one, other in zip(first, second, strict=True):
-        resumed.state[other].update(copy.deepcopy(masters.state[one]))
+    for expected, actual in zip(first, second, strict=True):
+        resumed.state[actual].update(copy.deepcopy(masters.state[expected]))
     step(masters, first, 1)
     step(resumed, second, 1)
-    for one, other in zip(first, second, strict=True):
-        assert torch.equal(one, other)
-        assert torch.equal(masters.state[one]["master"], resumed.state[other]["master"])
+    for expected, actual in zip(first, second, strict=True):
+        assert torch.equal(expected, actual)
+        assert torch.equal(masters.state[expected]["master"], resumed.state[actual]["master"])

@@ -62,8 +62,8 @@ def sample_lists(draw: st.DrawFn) -> list[Sample]:
     stem = draw(st.lists(st.integers(1, 4), max_size=6))
     results = []
     for _ in range(draw(st.integers(1, 7))):
-        cut = draw(st.integers(0, len(stem)))
-        ids = stem[:cut] + draw(st.lists(st.integers(1, 4), min_size=2, max_size=9))
+        length = draw(st.integers(0, len(stem)))
+        ids = stem[:length] + draw(st.lists(st.integers(1, 4), min_size=2, max_size=9))
         mask = [0, *draw(st.lists(st.integers(0, 1), min_size=len(ids) - 1, max_size=len(ids) - 1))]
         results.append(sample(ids, mask))
     return results
@@ -78,8 +78,8 @@ def test_samples_are_sorted_by_their_ids(many: list[list[int]]) -> None:
         number for _, number in sorted((ids[:-1], number) for number, ids in enumerate(many))
     ]
     for before, after, shared in zip(batch.inputs, batch.inputs[1:], batch.shared[1:], strict=False):
-        alike = itertools.takewhile(bool, map(operator.eq, before.tolist(), after.tolist()))
-        assert shared == len(list(alike))
+        common = itertools.takewhile(bool, map(operator.eq, before.tolist(), after.tolist()))
+        assert shared == len(list(common))
 
 
 def test_a_piece_holds_each_sample_s_own_numbers() -> None:
@@ -121,8 +121,8 @@ def test_every_prediction_appears_once_with_its_own_history(
             assert micro.positions[seen[node]].tolist() == list(range(len(seen[node])))
             history = tuple(micro.ids[seen[node]].tolist())
             results.setdefault(int(micro.sample_index[k]), []).append((history, int(micro.targets[k])))
-    for index, one in enumerate(samples):
-        expected = [(one.ids[:t], one.ids[t]) for t in np.flatnonzero(one.mask)]
+    for index, sample in enumerate(samples):
+        expected = [(sample.ids[:t], sample.ids[t]) for t in np.flatnonzero(sample.mask)]
         assert results.get(index, []) == expected
 
 
@@ -136,7 +136,7 @@ def test_packing_never_needs_more_tokens_than_single_sequences(samples: list[Sam
 def test_a_full_piece_is_cut_between_groups() -> None:
     group = [[sample([g, *range(10, 20), n, 1], [0] * 12 + [1]) for n in range(4)] for g in range(3)]
     pieces = pack(
-        sort_samples([one for chains in group for one in chains]), MicroBatchLimits(35)
+        sort_samples([chain for chains in group for chain in chains]), MicroBatchLimits(35)
     )  # two groups of 11 + 4, and 5 to spare
     assert pieces == [range(8), range(8, 12)]
 

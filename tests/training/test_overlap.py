@@ -101,16 +101,16 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_an_overlapped_run_equals_a_sequential_one(case: str) -> None:
-    one, two = make(CASES[case]), make_sequential(CASES[case])
-    overlapped = asyncio.run(closed(one, lambda: run(one, range(STEPS))))
-    sequential = asyncio.run(closed(two, lambda: run(two, range(STEPS))))
+    first_trainer, second_trainer = make(CASES[case]), make_sequential(CASES[case])
+    overlapped = asyncio.run(closed(first_trainer, lambda: run(first_trainer, range(STEPS))))
+    sequential = asyncio.run(closed(second_trainer, lambda: run(second_trainer, range(STEPS))))
     for (first, _), (second, _) in zip(overlapped, sequential, strict=True):  # type: ignore[call-overload]
         # An overlapped run calls the learner's distance from the policy that sampled its staleness.
         renamed = {name.replace("staleness/", "mismatch/"): value for name, value in plain(first).items()}
         assert renamed == plain(second)
-    mine, theirs = weights(one), weights(two)
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert any(not torch.equal(mine[name], value) for name, value in weights(make()).items())
+    actual, expected = weights(first_trainer), weights(second_trainer)
+    assert all(torch.equal(actual[name], expected[name]) for name in actual)
+    assert any(not torch.equal(actual[name], value) for name, value in weights(make()).items())
 
 
 def test_a_batch_is_one_version_old_from_the_second_step_on() -> None:
@@ -119,11 +119,11 @@ def test_a_batch_is_one_version_old_from_the_second_step_on() -> None:
     versions = [{turn.policy_version for episode in episodes for turn in episode.turns} for _, episodes in result]  # type: ignore[attr-defined]
     assert versions == [{0}, {0}, {1}, {2}]
     metrics = [metrics for metrics, _ in result]  # type: ignore[attr-defined]
-    assert [one["staleness/versions/mean"] for one in metrics] == [0.0, 1.0, 1.0, 1.0]
+    assert [values["staleness/versions/mean"] for values in metrics] == [0.0, 1.0, 1.0, 1.0]
     # The engine is what it says it is, and the learner has moved on from it.
-    assert all(one["mismatch/logprob/max"] < 1e-4 for one in metrics)
+    assert all(values["mismatch/logprob/max"] < 1e-4 for values in metrics)
     assert metrics[0]["staleness/logprob/mean"] < 1e-4
-    assert all(one["staleness/logprob/mean"] > 1e-3 for one in metrics[1:])
+    assert all(values["staleness/logprob/mean"] > 1e-3 for values in metrics[1:])
 
 
 def test_an_engine_that_runs_other_weights_stops_the_run() -> None:
@@ -192,27 +192,27 @@ def test_a_failed_update_cancels_the_rollout() -> None:
 
 def test_the_next_batch_is_restored_from_the_state() -> None:
     """Through JSON and back, the rest of the run is the same to the bit."""
-    one, two = make(), make()
+    first_trainer, second_trainer = make(), make()
 
     async def broken() -> None:
-        await run(one, range(2))
-        state = json.loads(json.dumps(one.state(), allow_nan=False, sort_keys=True))
-        two.policy.loaded.model.load_state_dict(one.policy.loaded.model.state_dict())
-        moments = copy.deepcopy(one.policy.learner.optimizer.state_dict())  # or both would step the same ones
-        two.policy.learner.optimizer.load_state_dict(moments)
-        two.restore(state)
-        for trainer in (one, two):
+        await run(first_trainer, range(2))
+        state = json.loads(json.dumps(first_trainer.state(), allow_nan=False, sort_keys=True))
+        second_trainer.policy.loaded.model.load_state_dict(first_trainer.policy.loaded.model.state_dict())
+        moments = copy.deepcopy(first_trainer.policy.learner.optimizer.state_dict())  # or both would step the same ones
+        second_trainer.policy.learner.optimizer.load_state_dict(moments)
+        second_trainer.restore(state)
+        for trainer in (first_trainer, second_trainer):
             trainer.policy.set_version(trainer.policy.version)
-        first, second = await run(one, range(2, STEPS)), await run(two, range(2, STEPS))
+        first, second = await run(first_trainer, range(2, STEPS)), await run(second_trainer, range(2, STEPS))
         assert [list(plain(metrics).items()) for metrics, _ in first] == [
             list(plain(metrics).items()) for metrics, _ in second
         ]  # in the same order too
-        await one.policy.close()
+        await first_trainer.policy.close()
 
-    asyncio.run(closed(two, broken))
-    mine, theirs = weights(one), weights(two)
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
-    assert "ahead" not in one.state()["practice"]  # after the last step there is nothing to come
+    asyncio.run(closed(second_trainer, broken))
+    actual, expected = weights(first_trainer), weights(second_trainer)
+    assert all(torch.equal(actual[name], expected[name]) for name in actual)
+    assert "ahead" not in first_trainer.state()["practice"]  # after the last step there is nothing to come
 
 
 def test_without_overlap_the_state_has_no_batch() -> None:
@@ -233,10 +233,10 @@ def test_overlap_needs_separate_engine_weights() -> None:
 def test_only_trained_weights_are_copied() -> None:
     adapted = lora.add_adapter(loader.load_tiny(0), lora.LoRASettings(4))
     copied = frozen_copy(adapted.model)
-    for (name, theirs), mine in zip(adapted.model.named_parameters(), copied.parameters(), strict=True):
-        assert torch.equal(theirs, mine)
-        assert (theirs.data_ptr() == mine.data_ptr()) == ("lora_" not in name), name
-        assert not mine.requires_grad
+    for (name, expected), actual in zip(adapted.model.named_parameters(), copied.parameters(), strict=True):
+        assert torch.equal(expected, actual)
+        assert (expected.data_ptr() == actual.data_ptr()) == ("lora_" not in name), name
+        assert not actual.requires_grad
     policy = TrainablePolicy(adapted, separate_engine_weights=True)
     policy.reset_optimizer(OptimizerSettings())
     with torch.no_grad():
@@ -247,5 +247,5 @@ def test_only_trained_weights_are_copied() -> None:
     before = [weight.clone() for weight in policy.engine_decoder.model.parameters()]
     asyncio.run(policy.refresh())
     pairs = list(zip(policy.engine_decoder.model.parameters(), adapted.model.parameters(), before, strict=True))
-    assert all(torch.equal(mine, theirs) for mine, theirs, _ in pairs)
-    assert any(not torch.equal(mine, old) for mine, _, old in pairs)
+    assert all(torch.equal(actual, expected) for actual, expected, _ in pairs)
+    assert any(not torch.equal(actual, old) for actual, _, old in pairs)

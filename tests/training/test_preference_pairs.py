@@ -133,8 +133,8 @@ def test_a_pair_with_a_side_longer_than_the_window_is_left_out_and_said(capsys: 
     )
     pairs = [mined.pair for mined in mine_pairs([good, bad, long])]
     assert len(pairs) == 3
-    (kept,) = fitting_pairs(pairs, 3)
-    assert (kept.chosen.ids, kept.rejected.ids) == ((5, *A), (5, *B))
+    (pair,) = fitting_pairs(pairs, 3)
+    assert (pair.chosen.ids, pair.rejected.ids) == ((5, *A), (5, *B))
     assert capsys.readouterr().out == ("2 of 3 pairs are longer than the model's window (3 tokens) and are left out.\n")
     assert fitting_pairs(pairs, 4) == pairs
     assert fitting_pairs([], 4) == []
@@ -168,17 +168,17 @@ def test_a_prompt_of_another_template_is_refused(llama_tokenizer: PreTrainedToke
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"chosen": ""}, "'x', row 2: 'chosen' must be a text that is not empty"),
         ({"prompt": None}, "'x', row 2: 'prompt' must be a text"),
         ({"rejected": "here"}, "'x', row 2: 'chosen' and 'rejected' are the same"),
     ],
 )
-def test_bad_rows_are_named(change: dict[str, object], says: str, renderer: Renderer) -> None:
-    with pytest.raises(UserError) as caught:
+def test_bad_rows_are_named(change: dict[str, object], message: str, renderer: Renderer) -> None:
+    with pytest.raises(UserError) as exc_info:
         pairs_from_rows([ROW, {**ROW, **change}], renderer, "x")
-    assert says in str(caught.value)
+    assert message in str(exc_info.value)
     with pytest.raises(UserError, match="row 1 lacks 'rejected'"):
         pairs_from_rows([{"prompt": "p", "chosen": "c"}], renderer)
 

@@ -56,17 +56,17 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def check_same(one: Path, other: Path, steps: int) -> None:
+def check_same(first_run: Path, second_run: Path, steps: int) -> None:
     """The metrics of two runs agree in losses to 1e-5 and in everything that is counted; the files are the same."""
-    first, second = metrics_of(one), metrics_of(other)
+    first, second = metrics_of(first_run), metrics_of(second_run)
     assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, steps + 1))
-    for mine, theirs in zip(first, second, strict=True):
-        assert list(mine) == list(theirs)
-        for name in (key for key in mine if key in LOSSES):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-5, rel=1e-5), (mine["step"], name)
-        assert mine["actor/tokens"] == theirs["actor/tokens"]
+    for actual, expected in zip(first, second, strict=True):
+        assert list(actual) == list(expected)
+        for name in (key for key in actual if key in LOSSES):
+            assert actual[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-5), (actual["step"], name)
+        assert actual["actor/tokens"] == expected["actor/tokens"]
     assert len([name for name in first[-1] if name in LOSSES]) >= 2
-    assert files_of(one) == files_of(other)
+    assert files_of(first_run) == files_of(second_run)
 
 
 def files_of(folder: Path) -> list[str]:
@@ -108,8 +108,12 @@ def test_two_ranks_equal_one_process_and_resume_each_other(tmp_path: Path) -> No
         for name in NAMES:
             check_same(tmp_path / "one" / name, tmp_path / f"{strategy}-grown" / name, 3)
             check_same(tmp_path / "one" / name, tmp_path / f"{strategy}-two" / name, 3)
-            mine, theirs = (weights_of(tmp_path / run / name / "global_step_3") for run in ("one", f"{strategy}-two"))
-            assert float((mine - theirs).abs().mean()) < 1e-6  # AdamW makes a step of a gradient that is only rounding
+            actual, expected = (
+                weights_of(tmp_path / run / name / "global_step_3") for run in ("one", f"{strategy}-two")
+            )
+            assert (
+                float((actual - expected).abs().mean()) < 1e-6
+            )  # AdamW makes a step of a gradient that is only rounding
 
 
 @pytest.mark.slow

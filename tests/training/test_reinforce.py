@@ -86,9 +86,9 @@ def test_the_learners_gradient_is_the_formulas(policy_loss: str) -> None:
         ((row,),) = ESTIMATORS["grpo"].function([[rated(reward, int(mask.sum()))]], EstimatorSettings()).advantages
         advantages = np.zeros(length, dtype=np.float32)
         advantages[mask] = row
-        nothing = np.zeros(length, dtype=np.float32)
+        zeros = np.zeros(length, dtype=np.float32)
         ids = tuple(rng.integers(1, 53, length).tolist())
-        samples.append(Sample(ids, mask, mask.astype(np.float32) * 7.0 / 3, advantages, nothing, 1.0))
+        samples.append(Sample(ids, mask, mask.astype(np.float32) * 7.0 / 3, advantages, zeros, 1.0))
     model = fresh_model()
     references = []
     with torch.no_grad():  # sampled by the policy itself: the ratio is one

@@ -55,8 +55,8 @@ def flat(*values: float) -> list[np.ndarray]:
 
 
 def test_only_sampled_tokens_have_advantages() -> None:
-    ((one, two),) = build_samples([[episode("a", 1), episode("a", 0)]], [flat(0.5, -0.5)], "token-mean", 1.0)
-    batch = collate([one, two])
+    ((first, second),) = build_samples([[episode("a", 1), episode("a", 0)]], [flat(0.5, -0.5)], "token-mean", 1.0)
+    batch = collate([first, second])
     samples, denominator = batch.samples, batch.denominator
     assert denominator == 6.0
     first = samples[0]
@@ -67,8 +67,8 @@ def test_only_sampled_tokens_have_advantages() -> None:
 
 
 def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> None:
-    two = episode("a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9, 9), (4, 5), True))
-    (weighted,) = build_samples([[two, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0)
+    second = episode("a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), turn((9, 9), (4, 5), True))
+    (weighted,) = build_samples([[second, episode("a", 0)]], [[np.ones(4), -np.ones(3)]], "seq-mean-token-mean", 1.0)
     batch = collate(weighted)
     samples, denominator = batch.samples, batch.denominator
     assert [s.ids for s in samples[:2]] == [(1, 2, 3), (9, 9, 4, 5)]
@@ -81,10 +81,10 @@ def test_a_restarted_prompt_is_a_sequence_of_its_own_but_one_trajectory() -> Non
 )
 def test_a_turn_without_sampled_tokens_has_no_weight(aggregation: str, weights: list[float]) -> None:
     silent = turn((9,), ())
-    one = episode(
+    rewarded = episode(
         "a", 1, Outcome.SUCCESS, turn((1,), (2, 3), True), silent, turn((7,), (4,), True), turn((8,), (), True)
     )
-    (weighted,) = build_samples([[one]], [[np.array([0.1, 0.2, 0.3])]], aggregation, 1.0)
+    (weighted,) = build_samples([[rewarded]], [[np.array([0.1, 0.2, 0.3])]], aggregation, 1.0)
     samples = weighted[0].samples
     assert [s.ids for s in samples] == [(1, 2, 3, 9), (7, 4)]  # the last run has nothing to teach
     assert [w for s in samples for w in s.weights[s.mask].tolist()] == weights
@@ -201,14 +201,14 @@ def test_an_engine_that_does_not_run_the_trained_policy_stops_the_run() -> None:
 
 
 @pytest.mark.parametrize(
-    ("agent", "settings", "says"),
+    ("agent", "settings", "message"),
     [
         (replace(AGENT, sampling=Sampling(temperature=0.0)), SETTINGS, "temperature above 0"),
         (AGENT, replace(SETTINGS, train_batch_size=9), "fewer than the 9 of one step"),
     ],
 )
-def test_impossible_settings_are_refused(agent: Agent, settings: RLSettings, says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_impossible_settings_are_refused(agent: Agent, settings: RLSettings, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         make_trainer(MathEnvironment, agent, settings)
 
 
@@ -232,7 +232,7 @@ def test_metrics_cover_all_tokens_not_only_those_of_groups_with_signal() -> None
     run.on_episode = episodes.append
     metrics = step(run)
     assert metrics["rollout/dead_groups"] == 0.5
-    samples = [sample for one in episodes for sample in unweighted_samples(one)]
+    samples = [sample for item in episodes for sample in unweighted_samples(item)]
     expected = run.policy.learner.measure(samples, settings.objective)
     assert metrics["actor/tokens"] == expected["actor/tokens"] == sum(int(sample.mask.sum()) for sample in samples)
     assert metrics["actor/entropy"] == pytest.approx(expected["actor/entropy"], rel=1e-6)
@@ -271,7 +271,7 @@ class GivenGroups:
         return None
 
     async def collect(self, step: int, on_episode: object = None) -> RolloutBatch:
-        return RolloutBatch(step, [one for group in self.groups for one in group], self.groups, {}, {}, {}, 0.0)
+        return RolloutBatch(step, [item for group in self.groups for item in group], self.groups, {}, {}, {}, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -309,14 +309,14 @@ def test_returns_of_truncated_episodes_continue_with_the_value_of_the_next_turn(
 
     def on_advantages(groups: list[list[Trajectory]], advantages: list[list[np.ndarray]]) -> None:
         assert run.critic is not None
-        for one in (one for group in groups for one in group):
-            assert one.outcome is Outcome.TRUNCATED
-            (sample,) = unweighted_samples(one)
-            following = run.policy.renderer.extend(sample.ids, one.closing)
+        for item in (item for group in groups for item in group):
+            assert item.outcome is Outcome.TRUNCATED
+            (sample,) = unweighted_samples(item)
+            following = run.policy.renderer.extend(sample.ids, item.closing)
             longer = with_next_state(sample, [token for span in following for token in span.ids])
             (values,) = run.critic.values([longer])
             rewards = np.zeros(len(values) - 1)
-            rewards[-1] = one.reward
+            rewards[-1] = item.reward
             expected.extend(rewards + 0.9 * values[1:].double().numpy())
 
     run.on_advantages = on_advantages

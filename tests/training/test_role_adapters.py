@@ -132,8 +132,8 @@ def test_adapters_are_updated_while_the_next_batch_is_rolled_out() -> None:
     for (first, _), (second, _) in zip(overlapped, sequential, strict=True):
         renamed = {name.replace("staleness/", "mismatch/"): value for name, value in plain(first).items()}
         assert renamed == plain(second)
-    mine, theirs = adapters(one), adapters(two)
-    assert all(torch.equal(mine[key], theirs[key]) for key in mine)
+    actual, expected = adapters(one), adapters(two)
+    assert all(torch.equal(actual[key], expected[key]) for key in actual)
     assert changed_roles(before, one) == set(ROLES)
     assert [metrics["staleness/versions/mean"] for metrics, _ in overlapped] == [0.0, 1.0, 1.0]
     assert all(metrics[f"role/{role}/mismatch/logprob/max"] < 1e-4 for metrics, _ in overlapped for role in ROLES)

@@ -83,21 +83,21 @@ def monitored(
 
 
 def go(run: Run) -> None:
-    async def whole() -> None:
+    async def run_one() -> None:
         try:
             await run.train()
         finally:
             await run.policy.close()
 
-    asyncio.run(whole())
+    asyncio.run(run_one())
 
 
 def validations(*rates: float | None) -> Any:
     """A validation that has these success rates, one after the other; None: the engine fails."""
-    rest = iter(rates)
+    remaining = iter(rates)
 
     async def validate() -> EvalResult:
-        share = next(rest)
+        share = next(remaining)
         attempts = []
         for i in range(10):
             outcome, reward = (Outcome.SUCCESS, 1.0) if i < (share or 0) * 10 else (Outcome.FAILURE, 0.0)
@@ -190,7 +190,7 @@ def test_a_validation_without_a_score_does_not_count(metric: str, tmp_path: Path
     go(run)
     assert (run.state.step, run.state.best_step, run.state.stale_validations) == (4, 1, 1)
     requests = [{name: value for name, value in line.items() if name.startswith("val/")} for line in written(tmp_path)]
-    assert [one for one in requests if one["val/n"] == 0] == [{"val/n": 0.0, "val/errors": 10.0}] * 3
+    assert [metrics for metrics in requests if metrics["val/n"] == 0] == [{"val/n": 0.0, "val/errors": 10.0}] * 3
     assert requests[1]["val/success/mean"] == 0.5
     assert (
         sum("no episode of the validation could be scored (first: engine_error: gone)" in text for text in messages)
@@ -223,10 +223,10 @@ def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> No
     go(fresh)
     start = str(tmp_path / "fresh/global_step_2/actor")
     full = adapted(tmp_path / "whole", rl, start, 4)
-    held = {id(weight) for weight in full.policy.reference.model.parameters()}
+    reference_ids = {id(weight) for weight in full.policy.reference.model.parameters()}
     shared = [weight for weight in full.policy.loaded.model.parameters() if not weight.requires_grad]
     assert shared
-    assert all(id(weight) in held for weight in shared)
+    assert all(id(weight) in reference_ids for weight in shared)
     go(full)
     lines = written(tmp_path / "whole")
     assert lines[0]["actor/kl"] == pytest.approx(0.0, abs=1e-6)
@@ -240,12 +240,12 @@ def test_the_reference_of_a_loaded_adapter_is_that_adapter(tmp_path: Path) -> No
 
 def test_resuming_is_refused_where_it_would_lose_something(tmp_path: Path) -> None:
     go(make_run(tmp_path, RunSettings(2, save_freq=1), replace(RL, total_training_steps=2)))
-    for settings, says in (
+    for settings, message in (
         (RunSettings(2, resume_mode="disable"), "holds checkpoints"),
         (RunSettings(2, resume_mode="resume_path"), "needs trainer.resume_from_path"),
         (RunSettings(2, resume_mode="resume_path", resume_from_path=str(tmp_path / "global_step_9")), "needs trainer"),
     ):
-        with pytest.raises(UserError, match=says):
+        with pytest.raises(UserError, match=message):
             make_run(tmp_path, settings).resume()
     with pytest.raises(UserError, match="choose one of auto"):
         RunSettings(2, resume_mode="sometimes")
@@ -409,8 +409,8 @@ def test_health_can_stop_a_run_and_keeps_the_last_good_checkpoint(tmp_path: Path
     run = make_run(tmp_path, RunSettings(6, save_freq=1), health=HealthSettings(action="stop"))
     original = run.trainer.step
 
-    async def step(number: int, *rest: Any) -> Any:
-        values, episodes = await original(number, *rest)
+    async def step(number: int, *remaining: Any) -> Any:
+        values, episodes = await original(number, *remaining)
         return (values | {"actor/kl": 0.9} if number == 3 else values), episodes
 
     run.trainer.step = step  # type: ignore[method-assign]
@@ -430,8 +430,8 @@ def test_health_can_adjust(tmp_path: Path) -> None:
     )
     original = run.trainer.step
 
-    async def step(number: int, *rest: Any) -> Any:
-        values, episodes = await original(number, *rest)
+    async def step(number: int, *remaining: Any) -> Any:
+        values, episodes = await original(number, *remaining)
         return values | {"actor/kl": 0.9}, episodes
 
     run.trainer.step = step  # type: ignore[method-assign]
@@ -448,9 +448,9 @@ def short_answers(answer_given: str | None) -> float:
 
 def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> None:
     """Trained on a reward that pays for shortness; the verifier that is never trained on stays where it was."""
-    here = Path(__file__)
+    path = Path(__file__)
     rl = replace(RL, total_training_steps=29, train_batch_size=6, num_chains=6, lr=2e-3)
-    maker = lambda: MathEnvironment(reward=f"{here}:short_answers", verifier="math_reward")  # noqa: E731
+    maker = lambda: MathEnvironment(reward=f"{path}:short_answers", verifier="math_reward")  # noqa: E731
     messages: list[str] = []
     run = monitored(
         tmp_path,
@@ -468,8 +468,8 @@ def test_a_planted_exploit_is_flagged_before_thirty_steps(tmp_path: Path) -> Non
     assert len(lines) < 29
     assert lines[-1]["reward/mean"] > lines[0]["reward/mean"]
     assert lines[-1]["hacking/gap"] > 0.2
-    kept = list((tmp_path / "top_episodes").rglob("*.jsonl"))
-    assert len(kept) == RewardHackingSettings().keep_top
+    paths = list((tmp_path / "top_episodes").rglob("*.jsonl"))
+    assert len(paths) == RewardHackingSettings().keep_top
 
 
 # -- which groups are trained on ------------------------------------------------------------------------
@@ -480,8 +480,8 @@ class Half(ByLength):
 
     async def step(self, action: Action) -> Step:
         assert self._task is not None
-        alike = int(self._task.id.rsplit("-", 1)[1]) % 2
-        return Step(reward=1.0 if alike else 1.0 / (1 + len(action.content)), terminated=True)
+        is_even = int(self._task.id.rsplit("-", 1)[1]) % 2
+        return Step(reward=1.0 if is_even else 1.0 / (1 + len(action.content)), terminated=True)
 
     async def truncate(self) -> Step:
         return Step(truncated=True, reward=1.0 if self._task and int(self._task.id.rsplit("-", 1)[1]) % 2 else 0.0)
@@ -582,13 +582,13 @@ def test_the_engine_forgets_what_it_cached_of_later_weights_when_the_best_are_lo
     trainer = Drifting([0.5, 0.1])
     settings = RunSettings(2, save_freq=-1, test_freq=1, val_before_train=False, keep_best=True)
 
-    async def whole() -> list[Trajectory]:
+    async def run_one() -> list[Trajectory]:
         await Run(tmp_path, trainer, settings, say=lambda text: None).train()
         try:
             return await trainer.play()
         finally:
             await trainer.policy.close()
 
-    samples = [sample for one in asyncio.run(whole()) for sample in unweighted_samples(one)]
+    samples = [sample for item in asyncio.run(run_one()) for sample in unweighted_samples(item)]
     metrics = trainer.policy.learner.measure(samples, policy_gradient())
     assert metrics["mismatch/logprob/max"] < 1e-4

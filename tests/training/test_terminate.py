@@ -128,10 +128,10 @@ def test_rollouts_beside_the_training_are_given_up(
         go(run)
     assert time.monotonic() - started < 60
     assert Checkpoints(tmp_path).steps() == [stuck]
-    again, rest = make_asynchronous(tmp_path, ByLength)
+    again, rest_trainer = make_asynchronous(tmp_path, ByLength)
     again.resume()
     go(again)
     assert again.state.step == 3
     assert played
     tasks = ByLength().tasks("train", 3)
-    assert sorted(played + rest) == [(f"step-{i}/{task.id}", k) for i, task in enumerate(tasks) for k in (0, 1)]
+    assert sorted(played + rest_trainer) == [(f"step-{i}/{task.id}", k) for i, task in enumerate(tasks) for k in (0, 1)]

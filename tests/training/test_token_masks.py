@@ -91,15 +91,15 @@ def exact_loss(
         forbidden = forbidden_tokens(sample)[1:]
         ids, mask = torch.tensor(sample.ids), torch.from_numpy(sample.mask[1:])
 
-        def logprobs(one: LlamaForCausalLM) -> torch.Tensor:
-            logits = one(ids[None]).logits[0, :-1] / sample.temperature  # noqa: B023
+        def logprobs(episode: LlamaForCausalLM) -> torch.Tensor:
+            logits = episode(ids[None]).logits[0, :-1] / sample.temperature  # noqa: B023
             return logits.masked_fill(forbidden, -torch.inf).log_softmax(-1)  # noqa: B023
 
-        mine = logprobs(model)
+        log_softmax = logprobs(model)
         with torch.no_grad():
-            theirs = logprobs(reference)
-        chosen, base = (part.gather(-1, ids[1:, None])[:, 0] for part in (mine, theirs))
-        finite = mine.masked_fill(forbidden, 0.0)
+            reference_log_softmax = logprobs(reference)
+        chosen, base = (part.gather(-1, ids[1:, None])[:, 0] for part in (log_softmax, reference_log_softmax))
+        finite = log_softmax.masked_fill(forbidden, 0.0)
         entropy = -(finite.exp() * finite).masked_fill(forbidden, 0.0).sum(-1)
         advantage, weight = (torch.from_numpy(part[1:]).double() for part in (sample.advantages, sample.weights))
         ratio = (chosen - torch.from_numpy(sample.sampling_logprobs[1:]).double()).exp()
@@ -127,10 +127,10 @@ def test_the_gradient_is_that_of_a_softmax_over_the_allowed_tokens(tokens: int, 
     loss = exact_loss(exact, samples, objective, double_reference)
     loss.backward()
     assert metrics["actor/loss"] == pytest.approx(loss.item(), rel=1e-5)
-    for (name, mine), other in zip(model.named_parameters(), exact.parameters(), strict=True):
-        assert mine.grad is not None
+    for (name, log_softmax), other in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert log_softmax.grad is not None
         assert other.grad is not None
-        assert torch.allclose(mine.grad.double(), other.grad, rtol=1e-4, atol=1e-6), name
+        assert torch.allclose(log_softmax.grad.double(), other.grad, rtol=1e-4, atol=1e-6), name
 
 
 def test_a_full_divergence_is_taken_over_the_allowed_tokens() -> None:
@@ -166,7 +166,7 @@ def episodes(policy: TrainablePolicy) -> list[Trajectory]:
 
 def test_engine_and_learner_agree_on_constrained_replies(policy: TrainablePolicy, episodes: list[Trajectory]) -> None:
     grammars = policy.renderer.grammars
-    samples = [sample for one in episodes for sample in unweighted_samples(one, 0.9, grammars=grammars)]
+    samples = [sample for episode in episodes for sample in unweighted_samples(episode, 0.9, grammars=grammars)]
     assert sum(bool(sample.token_masks) for sample in samples) == len(samples) * 3 // 4
     result = torch.cat(compute_logprobs(policy.decoder, samples, policy.limits))
     text = torch.from_numpy(np.concatenate([sample.sampling_logprobs[sample.mask] for sample in samples]))
@@ -177,12 +177,12 @@ def test_engine_and_learner_agree_on_constrained_replies(policy: TrainablePolicy
 
 
 def test_an_update_moves_the_better_reply_ahead(policy: TrainablePolicy, episodes: list[Trajectory]) -> None:
-    constrained = [one for one in episodes if one.turns[0].response_format is not None][:2]
-    count = [sum(turn.num_sampled for turn in one.turns) for one in constrained]
+    constrained = [episode for episode in episodes if episode.turns[0].response_format is not None][:2]
+    count = [sum(turn.num_sampled for turn in episode.turns) for episode in constrained]
     advantages = [np.full(count[0], 1.0), np.full(count[1], -1.0)]
     grammars = policy.renderer.grammars
     (weighted,) = build_samples([constrained], [advantages], "token-mean", 0.9, grammars=grammars)
-    samples = [sample for one in weighted for sample in one.samples]
+    samples = [sample for episode in weighted for sample in episode.samples]
     learner = Learner(Decoder(loader.load_tiny(0).model), OptimizerSettings(lr=1e-3))
     before = [float(part.sum()) for part in learner.logprobs(samples)]
     learner.update(samples, float(sum(count)), policy_gradient(), 1e-3)

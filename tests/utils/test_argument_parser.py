@@ -21,7 +21,7 @@ def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 @pytest.mark.parametrize(
-    ("command", "typed", "meant"),
+    ("command", "typed", "suggestion"),
     [
         ("collect --env math --policy expert --taks 5", "--taks", "--tasks"),
         ("collect --env math --taks=5", "--taks", "--tasks"),
@@ -39,9 +39,11 @@ def error_of(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         ("report --otu x", "--otu", "--out"),
     ],
 )
-def test_a_misspelt_option(command: str, typed: str, meant: str | None, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelt_option(
+    command: str, typed: str, suggestion: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
     name = command.split()[0]
-    hint = f"did you mean '{meant}'? " if meant else ""
+    hint = f"did you mean '{suggestion}'? " if suggestion else ""
     expected = f"practicum {name}: there is no option '{typed}'; {hint}`practicum {name} --help` lists them."
     assert error_of(command.split(), capsys) == expected
 
@@ -54,7 +56,7 @@ def test_a_misspelt_option_of_a_subcommand(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    ("command", "says"),
+    ("command", "message"),
     [
         ("collect", "--env is missing (environment, e.g. math or agentgym:textcraft);"),
         ("compare", "RESULT is missing (the baseline, then what to compare);"),
@@ -66,9 +68,11 @@ def test_a_misspelt_option_of_a_subcommand(capsys: pytest.CaptureFixture[str]) -
         ("promote a b", "'b' is one argument too many;"),
     ],
 )
-def test_other_errors_are_one_sentence(command: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_errors_are_one_sentence(command: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
     name = command.split()[0]
-    assert error_of(command.split(), capsys) == f"practicum {name}: {says} `practicum {name} --help` lists the options."
+    assert (
+        error_of(command.split(), capsys) == f"practicum {name}: {message} `practicum {name} --help` lists the options."
+    )
 
 
 def test_abbreviations_values_with_spaces_and_words_after_dashes_are_no_unknown_options() -> None:
@@ -82,7 +86,7 @@ def test_abbreviations_values_with_spaces_and_words_after_dashes_are_no_unknown_
 
 
 @pytest.mark.parametrize(
-    ("typed", "names", "meant"),
+    ("typed", "names", "suggestion"),
     [
         ("taks", ["task", "tasks", "tokenizer"], "tasks"),
         ("maht", ["math", "matrix", "mix"], "math"),
@@ -94,6 +98,6 @@ def test_abbreviations_values_with_spaces_and_words_after_dashes_are_no_unknown_
         ("foo", ["format", "food_court"], "food_court"),
     ],
 )
-def test_names_that_were_meant(typed: str, names: list[str], meant: str | None) -> None:
-    assert close_name(typed, names) == meant
-    assert nearest_name(typed, names) == (f" Did you mean '{meant}'?" if meant else "")
+def test_names_that_were_meant(typed: str, names: list[str], suggestion: str | None) -> None:
+    assert close_name(typed, names) == suggestion
+    assert nearest_name(typed, names) == (f" Did you mean '{suggestion}'?" if suggestion else "")

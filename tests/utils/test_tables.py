@@ -120,8 +120,8 @@ def test_prose_is_wrapped_between_words_at_the_width_of_the_terminal(monkeypatch
 
 def test_an_interval_and_a_share_are_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = make_terminal(monkeypatch)
-    for room in range(40, 60):
-        lines = wrap("x" * room + " 85.0 % [71.7, 93.5] of all", stream)
+    for width in range(40, 60):
+        lines = wrap("x" * width + " 85.0 % [71.7, 93.5] of all", stream)
         assert " ".join(lines).endswith("85.0 % [71.7, 93.5] of all")
         assert [line for line in lines if line.endswith(("85.0", "[71.7,"))] == []
         assert max(map(len, lines)) <= 60

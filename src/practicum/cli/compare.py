@@ -112,9 +112,9 @@ def metric_table(comparison: Comparison) -> list[str]:
         ]
         for delta in comparison.deltas
     ]
-    left = f", {comparison.num_left_out} of the panel not scored by both" if comparison.num_left_out else ""
+    not_scored = f", {comparison.num_left_out} of the panel not scored by both" if comparison.num_left_out else ""
     baseline, trained = comparison.baseline, comparison.trained
-    head = f"{baseline.environment}, panel {baseline.panel}: {describe_tasks(comparison.success)}{left}"
+    head = f"{baseline.environment}, panel {baseline.panel}: {describe_tasks(comparison.success)}{not_scored}"
     names = [f"Baseline: {baseline.policy}", f"Trained:  {trained.policy}"]
     headers = ["Metric", "Baseline", "Trained", "Improvement", f"Difference [{level}]", "p"]
     if text_width(sys.stdout) < MIN_WIDTH_OF_IMPROVEMENT:  # the names of the metrics need the space
@@ -133,7 +133,7 @@ def policy_table(comparison: PolicyComparison, level: float) -> list[str]:
             interval = result.interval(level)
             score = f"{percent(result.success_rate)} {percent_interval(interval.low, interval.high)}"
             pair = next((c for c in comparison.comparisons_of(policy) if c.baseline.panel == panel), None)
-            where = [policy.label(result)] if len(comparison.panels) > 1 else []
+            prefix = [policy.label(result)] if len(comparison.panels) > 1 else []
             difference = ["", "", "", "baseline"]
             if pair is not None:
                 points, limits = format_interval(pair.success).split(" ", 1)
@@ -141,10 +141,10 @@ def policy_table(comparison: PolicyComparison, level: float) -> list[str]:
                 difference = [points, limits, p_text(pair.p_corrected), outcome]
                 if not pair.success.num_tasks:
                     difference = ["–", "", "", "not scored"]
-            rows.append([policy.name, *where, score, *difference])
-    where = ["Environment"] if len(comparison.panels) > 1 else []
+            rows.append([policy.name, *prefix, score, *difference])
+    prefix = ["Environment"] if len(comparison.panels) > 1 else []
     wide = f"{100 * comparison.comparisons[0].success.interval.level:.3g} %"
-    headers = ["Policy", *where, f"Success [{100 * level:g} %]", "Points", f"[{wide}]", "p (Holm)", "Result"]
+    headers = ["Policy", *prefix, f"Success [{100 * level:g} %]", "Points", f"[{wide}]", "p (Holm)", "Result"]
     return [table(headers, rows)]
 
 
@@ -178,8 +178,8 @@ def describe_comparison(comparison: Comparison, diagnoses: Sequence[Diagnosis], 
     """The result in words, the gate, and below the gate's threshold the possible causes."""
     from practicum.evaluation.gates import NEXT_STEPS, Gate
 
-    where = f"{comparison.baseline.environment}: " if several else ""
-    lines = [coloured(line, str(comparison.conclusion)) for line in wrapped([f"{where}{comparison.sentence}"])]
+    prefix = f"{comparison.baseline.environment}: " if several else ""
+    lines = [coloured(line, str(comparison.conclusion)) for line in wrapped([f"{prefix}{comparison.sentence}"])]
     if not has_verdict(comparison):
         return lines
     decision = comparison.decision

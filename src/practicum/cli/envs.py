@@ -111,23 +111,23 @@ def check_all(names: list[str], count: int, options: Mapping[str, Any]) -> int:
         "MB",
     )
     print(_columns(headers, "verdict"))
-    sound = []
+    passed = []
     for name, result in check_environments(names, count, options):
         if isinstance(result, UserError):
             if len(names) == 1:
                 raise result
             print(f"{name:<18} not checked:")
             _print_indented(str(result))
-            sound.append(False)
+            passed.append(False)
             continue
         print(_line(name, result), flush=True)
         for fault in result.faults:
             _print_indented(fault)
-        sound.append(not result.faults)
-    if any(sound):
+        passed.append(not result.faults)
+    if any(passed):
         text = "oracle, null: success rates; wrong: wrong answers accepted/played; MB: of the open episodes"
         say(text)
-    return 0 if all(sound) else 1
+    return 0 if all(passed) else 1
 
 
 def _line(name: str, result: CheckResult) -> str:

@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
         dry_run=args.dry_run,
     )
     result = export_episodes(settings)
-    where = "nothing written" if args.dry_run else f"in {args.output_dir}"
+    destination = "nothing written" if args.dry_run else f"in {args.output_dir}"
     counts = ", ".join(f"{count} rows in {name}" for name, count in result.counts.items())
-    say(f"{result.num_episodes} episodes: {counts}; {where}")
+    say(f"{result.num_episodes} episodes: {counts}; {destination}")
     return 0 if any(result.counts.values()) else 1

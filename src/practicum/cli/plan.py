@@ -117,21 +117,21 @@ def print_points(as_json: bool) -> int:
     errors = point_errors()
     if as_json:
         print(json.dumps([
-            {"name": one.point.name, "model": one.point.model, "hardware": one.point.hardware,
-             "measured_seconds": one.point.seconds, "seconds": one.seconds, "time_error": one.time_error,
-             "measured_bytes": one.point.peak_bytes, "bytes": one.peak_bytes, "memory_error": one.memory_error}
-            for one in errors
+            {"name": error.point.name, "model": error.point.model, "hardware": error.point.hardware,
+             "measured_seconds": error.point.seconds, "seconds": error.seconds, "time_error": error.time_error,
+             "measured_bytes": error.point.peak_bytes, "bytes": error.peak_bytes, "memory_error": error.memory_error}
+            for error in errors
         ], indent=1))  # fmt: skip
         return 0
     rows = []
-    for one in errors:
-        point = one.point
+    for error in errors:
+        point = error.point
         time = 2 * [""]
-        if point.seconds is not None and one.time_error is not None:
-            time = [f"{point.seconds:.3g}", percent(one.time_error, signed=True, digits=0)]
+        if point.seconds is not None and error.time_error is not None:
+            time = [f"{point.seconds:.3g}", percent(error.time_error, signed=True, digits=0)]
         memory = 2 * [""]
-        if point.peak_bytes is not None and one.memory_error is not None:
-            memory = [f"{point.peak_bytes / GIB:.2f}", percent(one.memory_error, signed=True, digits=0)]
+        if point.peak_bytes is not None and error.memory_error is not None:
+            memory = [f"{point.peak_bytes / GIB:.2f}", percent(error.memory_error, signed=True, digits=0)]
         rows.append([f"{point.model}, {point.hardware}: {point.name}", *time, *memory])
     print(table(["measured", "s", "error", "GiB", "error"], rows))
     return 0

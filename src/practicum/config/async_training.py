@@ -35,6 +35,6 @@ def check_asynchrony(config: TrainConfig, num_ranks: int) -> None:
         ),
         (num_ranks > 1, f"{num_ranks} learner ranks", "use rollout workers beside one rank"),
     )
-    for is_set, what, why in refused:
+    for is_set, feature, reason in refused:
         if is_set:
-            raise UserError(f"{KEY}={value} does not go with {what} yet: {why}.")
+            raise UserError(f"{KEY}={value} does not go with {feature} yet: {reason}.")

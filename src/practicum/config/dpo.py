@@ -11,7 +11,7 @@ from practicum.config.sft import SFTTrainingConfig, SupervisedDataConfig, Superv
 
 @dataclass
 class DPOTrainingConfig(SFTTrainingConfig):
-    """As for supervised fine-tuning, with a preference loss."""
+    """The keys of supervised fine-tuning, and those of the preference loss."""
 
     lora_r: int = at_least(1, 16)
     """Rank of the adapter."""

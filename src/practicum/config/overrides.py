@@ -265,7 +265,7 @@ class Resolved(Generic[Schema]):
         return any(source.startswith(RECIPE) for source in self.sources.values())
 
     def with_defaults(self, values: dict[str, Any]) -> Resolved[Schema]:
-        """The same with a model's defaults for those keys that nobody chose."""
+        """Return this configuration with a model's defaults for the keys that nobody set."""
         tree = OmegaConf.structured(self.config)
         missing = {key: value for key, value in values.items() if key not in self.sources}
         for key, value in missing.items():
@@ -295,10 +295,10 @@ def _parse(overrides: list[str]) -> list[Override]:
     try:
         parsed: list[Override] = OverridesParser.create().parse_overrides(overrides)
     except OverrideParseException as error:
-        how = "KEY=VALUE"
+        syntax = "KEY=VALUE"
         if "=" in str(error.override).partition("=")[2]:
-            how += """, and quotes around what holds '=' itself: "KEY='A=B'", "KEY=['A=B']" for a list"""
-        raise UserError(f"Cannot read the override '{error.override}'; write {how}.") from None
+            syntax += """, and quotes around what holds '=' itself: "KEY='A=B'", "KEY=['A=B']" for a list"""
+        raise UserError(f"Cannot read the override '{error.override}'; write {syntax}.") from None
     for override in parsed:
         if override.is_delete() or override.is_add() or override.is_force_add():
             raise UserError(f"'{override.input_line}': keys are set with KEY=VALUE; none can be added or removed.")
@@ -310,7 +310,7 @@ def _parse(overrides: list[str]) -> list[Override]:
 def _in_order(schema: type, parsed: Iterable[Override]) -> list[tuple[str, Any]]:
     """The overrides in the order in which they apply: a name that stands for several keys (verl's clip_ratio) before
     the keys themselves, whichever was written first. Two names of one key may not disagree."""
-    pairs = [(str(one.key_or_group), one.value()) for one in parsed if one.key_or_group != "recipe"]
+    pairs = [(str(override.key_or_group), override.value()) for override in parsed if override.key_or_group != "recipe"]
     written: dict[str, tuple[str, Any]] = {}
     for name, value in pairs:
         keys = translate(schema, name, value)

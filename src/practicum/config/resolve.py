@@ -101,12 +101,12 @@ def is_changed(config: Any, key: str) -> bool:
 
 
 def _check_needs(config: Any, needs: Mapping[str, tuple[str, Any]], chosen: Set[str]) -> None:
-    for key, (other, wanted) in needs.items():
+    for key, (other, required) in needs.items():
         if key not in chosen or not is_changed(config, key):
             continue
         value = _value(config, other)
-        if (not value) if wanted is True else value != wanted:
-            suffix = "" if wanted is True else f"={wanted}"
+        if (not value) if required is True else value != required:
+            suffix = "" if required is True else f"={required}"
             raise UserError(
                 f"{key}={_value(config, key)} does nothing without {other}{suffix}; set that too, or leave it out."
             )
@@ -288,9 +288,9 @@ def resolve_supervised(
         resolved = Resolved(config, dict.fromkeys(changed_keys(config), ARGUMENT))
     if isinstance(resolved.config, DPOConfig):
         unread = NOT_DPO | (NOT_DPO_ROWS if resolved.config.data.dataset_path is not None else {})
-        for key, why in unread.items():
+        for key, reason in unread.items():
             if key in resolved.chosen:
-                raise UserError(f"{key} means nothing to `practicum dpo`: {why}; leave it out.")
+                raise UserError(f"{key} means nothing to `practicum dpo`: {reason}; leave it out.")
     check_supervised(resolved.config)
     check_ranks(resolved.config, resolved.chosen)
     check_unused_supervised(resolved.config, resolved.chosen)
@@ -438,9 +438,9 @@ def check_workers(config: TrainConfig) -> None:
         raise UserError(f"{GPUS_PER_WORKER}={num_gpus:g}: a worker takes a part of one GPU, or whole ones.")
     if not num_workers:
         return
-    for key, refused, why in NOT_WITH_WORKERS:
+    for key, refused, reason in NOT_WITH_WORKERS:
         if _value(config, key) == refused:
-            raise UserError(f"{key}={refused} does not go with {ROLLOUT_WORKERS}={num_workers} yet: {why}.")
+            raise UserError(f"{key}={refused} does not go with {ROLLOUT_WORKERS}={num_workers} yet: {reason}.")
     if config.data.from_trajectories is not None:
         raise UserError(f"{ROLLOUT_WORKERS}={num_workers}: a log is trained on, and no episode is run; leave it out.")
     _check_ray(f"{ROLLOUT_WORKERS}={num_workers}", ", or leave it out")
@@ -452,9 +452,9 @@ def _check_ray(setting: str, otherwise: str) -> None:
 
 
 def _check_several_ranks(config: TrainConfig, num_ranks: int) -> None:
-    for key, refused, why in NOT_ON_SEVERAL_RANKS:
+    for key, refused, reason in NOT_ON_SEVERAL_RANKS:
         if _value(config, key) == refused:
-            raise UserError(f"{key}={refused} does not go with {num_ranks} ranks yet: {why}.")
+            raise UserError(f"{key}={refused} does not go with {num_ranks} ranks yet: {reason}.")
 
 
 def _check_servers(config: TrainConfig, num_ranks: int) -> None:
@@ -548,9 +548,9 @@ def check_offline(config: TrainConfig, chosen: Set[str]) -> None:
     if "algorithm.adv_estimator" not in chosen:
         config.algorithm.adv_estimator = "grpo"
     method = config.algorithm.offline.method
-    for key, why in (NOT_OFFLINE | (NOT_OFFLINE_GRPO if method == "grpo" else {})).items():
+    for key, reason in (NOT_OFFLINE | (NOT_OFFLINE_GRPO if method == "grpo" else {})).items():
         if _value(config, key):
-            raise UserError(f"{key} does not go with --from-trajectories: {why}.")
+            raise UserError(f"{key} does not go with --from-trajectories: {reason}.")
 
 
 # -- the launcher ---------------------------------------------------------------------------

@@ -125,7 +125,10 @@ def _gym_rows(path: Path) -> list[Row]:
     title, goal = _gym_goal(workflow, path.parent.name)
     common = {"question": f"{title}\n{goal}".strip(), "tasks": _gym_tasks(workflow)}
     weighted, alone = list(_gym_preferences(preferences, lists)), list(_gym_evaluators(preferences, lists))
-    rubrics = [(path.parent.name, weighted), *((f"{path.parent.name}: {one[0]}", [one]) for one in alone)]
+    rubrics = [
+        (path.parent.name, weighted),
+        *((f"{path.parent.name}: {preference[0]}", [preference]) for preference in alone),
+    ]
     rows = []
     for name, parts in rubrics:
         rules, left_out = _gym_rules(parts)

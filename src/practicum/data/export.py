@@ -145,8 +145,8 @@ def conversations(episode: Trajectory) -> list[list[int]]:
     """Return the turns of every conversation, as indices: one ends in a turn that no other turn follows."""
     parents = conversation_parents(episode.turns)
     followed = {parent for parent in parents if parent is not None}
-    ends = [index for index, turn in enumerate(episode.turns) if turn.spans and index not in followed]
-    return [path_to(parents, end) for end in ends]
+    last_turns = [index for index, turn in enumerate(episode.turns) if turn.spans and index not in followed]
+    return [path_to(parents, last_turn) for last_turn in last_turns]
 
 
 def _is_learned(turn: Turn, learned: Collection[str] | None) -> bool:

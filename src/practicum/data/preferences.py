@@ -85,10 +85,10 @@ def _unequal_pairs(
     for reply, visit in candidates:
         replies.setdefault(reply, []).append(visit)
     valued = [(value(group), group[0]) for group in replies.values()]
-    for (one, first), (other, second) in itertools.combinations(valued, 2):
-        if one != other:
-            better, worse = (first, second) if one > other else (second, first)
-            yield better, worse, abs(one[0] - other[0])
+    for (first_value, first), (second_value, second) in itertools.combinations(valued, 2):
+        if first_value != second_value:
+            better, worse = (first, second) if first_value > second_value else (second, first)
+            yield better, worse, abs(first_value[0] - second_value[0])
 
 
 def _default(episodes: Sequence[Trajectory], roles: Roles) -> Iterator[PreferencePair]:

@@ -368,7 +368,7 @@ def read_training_episodes(
     """Yield path and episode of every validated episode below a folder, in the order of the paths, one at a time.
 
     Episodes of `val` and `test` tasks are left out unless `include_held_out`: a policy trained on a task can no longer
-    be evaluated on it. `log` is told how many are left out, with the setting that includes them. A folder without any
+    be evaluated on it. `log` gets the number of those, with the setting that includes them. A folder without any
     episode to train on is a UserError.
     """
     if not folder.is_dir():

@@ -38,9 +38,9 @@ def read_task_file(path: str | Path | Sequence[str | Path], environment: str, sp
 def task_files(value: object) -> list[Path]:
     """The files that a path or a list of paths names; UserError for anything else."""
     values = [value] if isinstance(value, str | Path) else value
-    if not isinstance(values, list | tuple) or not values or not all(isinstance(one, str | Path) for one in values):
+    if not isinstance(values, list | tuple) or not values or not all(isinstance(path, str | Path) for path in values):
         raise UserError(f"Task files must be the path of a file or a list of paths, not {value!r}.")
-    return [Path(one).expanduser() for one in values]
+    return [Path(path).expanduser() for path in values]
 
 
 def _task(row: Any, path: Path, index: int, environment: str, split: str) -> Task:

@@ -27,7 +27,7 @@ def num_shared(tasks: Iterable[Task], hashes: Iterable[str]) -> int:
 def write_train_tasks(folder: Path, tasks: Iterable[Task]) -> set[str]:
     """Note the training tasks in a run's folder; returns their hashes."""
     hashes = {task_content(task) for task in tasks}
-    write_atomic(folder / TRAIN_TASKS, "".join(f"{one}\n" for one in sorted(hashes)).encode())
+    write_atomic(folder / TRAIN_TASKS, "".join(f"{task_hash}\n" for task_hash in sorted(hashes)).encode())
     return hashes
 
 

@@ -107,7 +107,7 @@ def find_tasks(environment: Environment, ids: Sequence[str], split: str, seed: i
 
 
 def gather(
-    environment: Environment, split: str, seed: int, count: int, wanted: Callable[[Task], bool] = lambda task: True
+    environment: Environment, split: str, seed: int, count: int, is_wanted: Callable[[Task], bool] = lambda task: True
 ) -> list[Task]:
     """The first `count` tasks of a split that are wanted, or fewer if there are no more."""
     num_requested = count
@@ -119,7 +119,7 @@ def gather(
             if num_requested == count:
                 raise
             break  # the environment has no more tasks: those of the last request are all there are
-        matching = [task for task in tasks if wanted(task)]
+        matching = [task for task in tasks if is_wanted(task)]
         if len(matching) >= count or len(tasks) < num_requested or num_requested >= MAX_SEARCHED_TASKS:
             break
         num_requested = min(4 * num_requested, MAX_SEARCHED_TASKS)
@@ -161,14 +161,14 @@ def select(
     if subset is not None and not items:
         raise UserError("--subset is empty; name an environment, a site, a level, FIELD=VALUE, or task ids.")
 
-    def wanted(task: Task) -> bool:
+    def is_selected(task: Task) -> bool:
         return not items or any(matches(task, item) for item in items)
 
     if registry is not None:
-        pool = [task for task in registry.tasks(environment, split, seed) if wanted(task)][:count]
+        pool = [task for task in registry.tasks(environment, split, seed) if is_selected(task)][:count]
     else:
         default = 20 if sample_size is None else max(DEFAULT_POOL_SIZE, sample_size)
-        pool = _without_repeats(gather(environment, split, seed, count or default, wanted))
+        pool = _without_repeats(gather(environment, split, seed, count or default, is_selected))
     for item in items:
         if not any(matches(task, item) for task in pool):
             raise UserError(f"--subset: no task of this run is named by '{item}' (an id, environment, site, level or "

@@ -175,11 +175,11 @@ class MixEnvironment(Environment):
 def interleave(shares: Mapping[str, float], count: int) -> list[str]:
     """Return `count` names; next is always the one furthest behind its share, of equals the first."""
     total = sum(shares.values())
-    taken = dict.fromkeys(shares, 0)
+    counts = dict.fromkeys(shares, 0)
     order = []
     for position in range(1, count + 1):
-        name = max(shares, key=lambda name: shares[name] / total * position - taken[name])
-        taken[name] += 1
+        name = max(shares, key=lambda name: shares[name] / total * position - counts[name])
+        counts[name] += 1
         order.append(name)
     return order
 

@@ -137,9 +137,9 @@ def make_world(name: str) -> World:
     names_by_middle = _by_middle(parts[1])
     # Every name has another middle, so that no two are as similar as Dolke and Molke.
     source = (rng.choice(names_by_middle[middle]) for middle in rng.sample(MIDDLE, k=sum(KINDS.values())))
-    things = {kind: tuple(next(source) for _ in range(count)) for kind, count in KINDS.items()}
-    facts = {relation.name: _pairs(rng, relation, things) for relation in RELATIONS}
-    return World(name, things, facts)
+    names = {kind: tuple(next(source) for _ in range(count)) for kind, count in KINDS.items()}
+    facts = {relation.name: _pairs(rng, relation, names) for relation in RELATIONS}
+    return World(name, names, facts)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -148,8 +148,8 @@ def world_index(name: str) -> BM25Index:
     return BM25Index(make_world(name).documents())
 
 
-def _pairs(rng: random.Random, relation: Relation, things: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
-    subjects, objects = things[relation.subject], things[relation.object]
+def _pairs(rng: random.Random, relation: Relation, names: Mapping[str, tuple[str, ...]]) -> dict[str, str]:
+    subjects, objects = names[relation.subject], names[relation.object]
     if relation.subject != relation.object:
         return {subject: rng.choice(objects) for subject in subjects}
     # One cycle through all: nobody is their own teacher or has two pupils.

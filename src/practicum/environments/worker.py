@@ -191,11 +191,11 @@ class Worker:
             self._mark_dead(str(error))
             self._is_user_error = isinstance(error, UserError)
 
-    def _mark_dead(self, why: str) -> None:
+    def _mark_dead(self, reason: str) -> None:
         """Mark this worker as dead and kill its process group; the first reason is kept."""
         with self._lock:
             if self._dead_reason is None:
-                self._dead_reason = why
+                self._dead_reason = reason
         with contextlib.suppress(OSError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

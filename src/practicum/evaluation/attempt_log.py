@@ -58,7 +58,7 @@ class AttemptLog:
         return None if self.collection is None else store.read_episode(self.collection.path(attempt))
 
     def timed(self, make_environment: MakeEnvironment) -> MakeEnvironment:
-        """The same factory, noting when each environment is made: an episode starts with that, in a task of its own."""
+        """Return a factory that also notes when it makes an environment, which every episode does first."""
 
         def make() -> Environment:
             self._started.set(time.monotonic())
@@ -94,6 +94,6 @@ class AttemptLog:
 
     @property
     def _timing_path(self) -> Path:
-        """Beside the episodes, not among them: an episode does not depend on the clock."""
+        """Return the path of the file of times. It is no part of the episodes: they do not depend on the clock."""
         assert self.collection is not None
         return self.collection.folder.parent / TIMING_FILE

@@ -161,7 +161,7 @@ class Comparison:
         return [first[task] for task in common], [second[task] for task in common], [clusters[task] for task in common]
 
     def reversed(self) -> Comparison:
-        """The same comparison with the trained policy as the baseline."""
+        """Return this comparison with the trained policy as the baseline."""
         failures = self.unscored_as_failures
         return replace(
             self, baseline=self.trained, trained=self.baseline, deltas=tuple(delta.reversed() for delta in self.deltas),
@@ -336,8 +336,13 @@ def _check_same_panels(first: PolicyResults, second: PolicyResults) -> None:
         return
     if len(first.results) == len(second.results) == 1:
         check_panels(*first.results.values(), *second.results.values())
-    ours, theirs = ({result.environment for result in policy.results.values()} for policy in (first, second))
-    differing = ", ".join(sorted(ours ^ theirs)) or "the same environments, but other tasks, seeds or rules"
+    first_environments, second_environments = (
+        {result.environment for result in policy.results.values()} for policy in (first, second)
+    )
+    differing = (
+        ", ".join(sorted(first_environments ^ second_environments))
+        or "the same environments, but other tasks, seeds or rules"
+    )
     raise UserError(
         f"'{first.name}' and '{second.name}' were not evaluated on the same panels ({differing}); "
         "evaluate both with the same --panel."

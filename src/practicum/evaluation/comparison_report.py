@@ -27,8 +27,8 @@ class ComparisonReport:
     def record(self) -> dict[str, Any]:
         """The JSON of `practicum compare --json`."""
         record = self.comparison.record(self.level)
-        for one, diagnoses in zip(record["comparisons"], self.diagnoses, strict=True):
-            one["causes"] = [asdict(diagnosis) for diagnosis in diagnoses]
+        for comparison, diagnoses in zip(record["comparisons"], self.diagnoses, strict=True):
+            comparison["causes"] = [asdict(diagnosis) for diagnosis in diagnoses]
         return record
 
 

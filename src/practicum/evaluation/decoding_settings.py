@@ -59,8 +59,8 @@ def agent_options(result: EvalResult) -> dict[str, Any] | None:
     """
     if "rules" not in result.settings:
         return None
-    together = _mapping(_mapping(result.settings["rules"]).get("options"))
-    return {**together, **_mapping(result.settings.get("agent_options"))}
+    options = _mapping(_mapping(result.settings["rules"]).get("options"))
+    return {**options, **_mapping(result.settings.get("agent_options"))}
 
 
 def describe_differing(differing: Differing) -> str:

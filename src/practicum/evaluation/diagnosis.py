@@ -83,9 +83,9 @@ def diagnose_oracle(comparison: Comparison, oracle: EvalResult | None) -> Diagno
     """Is the baseline already near the best possible?"""
     question, baseline = "Is the baseline near the oracle?", comparison.success.baseline
     if oracle is None:
-        left = f"{100 * (1 - baseline):.1f} points are left below 100 %"
+        gap_text = f"{100 * (1 - baseline):.1f} points are left below 100 %"
         likely = True if 1 - baseline <= MAX_ORACLE_GAP else None
-        return Diagnosis(question, likely, f"{left}; give the expert's result as --oracle.")
+        return Diagnosis(question, likely, f"{gap_text}; give the expert's result as --oracle.")
     gap = compare_pair(comparison.baseline, oracle).success
     low, high = 100 * gap.interval.low, 100 * gap.interval.high
     return Diagnosis(

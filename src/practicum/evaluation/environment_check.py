@@ -247,7 +247,7 @@ async def check(name: str, count: int, options: Mapping[str, Any], replay: Repla
     try:
         checked = await make_check_setup(name, options)
         environment = checked.environment
-        held = await hold_open(checked, min(count, MAX_OPEN_EPISODES))
+        open_episodes = await hold_open(checked, min(count, MAX_OPEN_EPISODES))
         megabytes = max(0.0, replay.megabytes_without_replay() - megabytes_before)
         started_at = time.perf_counter()
         episodes = await play(checked, count)
@@ -275,14 +275,14 @@ async def check(name: str, count: int, options: Mapping[str, Any], replay: Repla
             disjoint=splits_are_disjoint(splits),
             near_duplicates=count_near_duplicates(splits),
             speed=speed,
-            num_open=held.num_open,
-            num_wanted=held.num_wanted,
+            num_open=open_episodes.num_open,
+            num_wanted=open_episodes.num_wanted,
             megabytes=megabytes,
             policy=checked.policy,
             expert_causes=causes_of(episodes) if checked.policy != "random" else "",
             null_causes=causes_of([episode for episode in null_episodes if not episode.scored], len(null_episodes)),
-            open_cause=held.cause,
-            blocking=held.blocking,
+            open_cause=open_episodes.cause,
+            blocking=open_episodes.blocking,
             answers=answers,
         )
     finally:

@@ -92,7 +92,7 @@ def rate_difference(result: EvalResult, baseline: EvalResult, name: str, level: 
     In every draw both rates are of the same tasks, so the interval is that of a paired comparison.
     """
     above, below = RATES[name]
-    units = sorted({one.unit for one in result.scored} & {one.unit for one in baseline.scored})
+    units = sorted({item.unit for item in result.scored} & {item.unit for item in baseline.scored})
     index = {unit: position for position, unit in enumerate(units)}
     sums = np.zeros((4, len(units)))
     for row, (policy, count) in enumerate(((result, above), (result, below), (baseline, above), (baseline, below))):

@@ -99,7 +99,7 @@ class MetricDelta:
         return (self.p_value if p_value is None else p_value) < self.alpha
 
     def reversed(self) -> MetricDelta:
-        """The same metric with the two policies exchanged."""
+        """Return the difference with the two policies exchanged."""
         return replace(
             self, baseline=self.trained, trained=self.baseline, gained=self.lost, lost=self.gained,
             interval=replace(self.interval, low=-self.interval.high, high=-self.interval.low),

@@ -249,7 +249,7 @@ def _row_name(policy_comparison: PolicyComparison, policy: str, panel: str, char
 
 
 def wrapped_name(name: str, characters: int) -> str:
-    """A name in lines of at most so many characters, broken after a separator where it has one; nothing is left out."""
+    """Break a name into lines of a maximal length, after a separator where it has one; nothing is left out."""
     pieces = re.findall(r"[^\s/_:,-]*[\s/_:,-]|[^\s/_:,-]+", name)
     lines = [""]
     for piece in pieces:

@@ -82,13 +82,13 @@ def lineage(ref: ModelRef) -> dict[str, Any]:
     hashes = {
         file: hashlib.sha256((run / file).read_bytes()).hexdigest() for file in LINEAGE_FILES if (run / file).is_file()
     }
-    found: dict[str, Any] = {"run": str(run), "sha256": hashes}
+    record: dict[str, Any] = {"run": str(run), "sha256": hashes}
     if "version.json" in hashes:
         try:
-            found["version"] = json.loads((run / "version.json").read_text())
+            record["version"] = json.loads((run / "version.json").read_text())
         except ValueError:
-            found["version"] = None
-    return found
+            record["version"] = None
+    return record
 
 
 def _scores(result: EvalResult) -> Mapping[str, Any]:

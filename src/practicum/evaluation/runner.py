@@ -137,7 +137,7 @@ def evaluate_all(
     Of several, the policies without a result file yet are also checked first, so that a wrong name in the last of them
     does not wait for the others. `on_result` is called after each evaluation.
     """
-    runners = [EvalRunner(one) for one in settings]
+    runners = [EvalRunner(item) for item in settings]
     for runner in runners if len(runners) > 1 else ():
         if runner.settings.out is None or not Path(runner.settings.out).is_file():
             runner.check_policy()

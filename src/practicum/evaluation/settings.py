@@ -140,7 +140,7 @@ def file_name(environment: str) -> str:
 
 
 def settings_by_environment(settings: EvalSettings, environments: Sequence[str]) -> list[EvalSettings]:
-    """The same evaluation in each of several environments; `out` and `panel` are then folders of results."""
+    """Return the settings of one evaluation per environment; with several, `out` and `panel` are folders of results."""
     names = list(dict.fromkeys(environments))
     if len(names) < 2:
         return [replace(settings, environment=name) for name in names]

@@ -85,8 +85,8 @@ def compare_replies(episodes: Sequence[Trajectory], temperatures: Sequence[float
             sentence = f"temperature {temperature:g} was asked for, but the record says {value}"
             return RepliesComparison(ExplorationStatus.TEMPERATURE_NOT_RECORDED, sentence)
     first, second = ([turn.reply for turn in episode.turns[:num_steps]] for episode in episodes)
-    for step, (one, other) in enumerate(zip(first, second, strict=False), 1):
-        if one != other:
+    for step, (first_reply, second_reply) in enumerate(zip(first, second, strict=False), 1):
+        if first_reply != second_reply:
             return RepliesComparison(ExplorationStatus.DIVERGED, f"the replies differ from step {step} on")
     if len(first) != len(second):
         ended = min(len(first), len(second))

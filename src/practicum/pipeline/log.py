@@ -71,7 +71,7 @@ class PipelineLog:
         self._record(name, replace(before, starts=before.starts + 1))
         reset_peak_resident()
         gpu_start_mb = 0.0
-        if (cuda := _cuda()) is not None:
+        if (cuda := available_cuda()) is not None:
             gpu_start_mb = cuda.memory_allocated() / 1e6
             cuda.reset_peak_memory_stats()
         start, cpu_start = time.monotonic(), cpu_seconds()
@@ -159,7 +159,7 @@ ROLLOUT_METRICS: Sequence[tuple[str, str]] = (
 
 
 def rollout_line(step: int, total: int, values: Mapping[str, float]) -> str:
-    """One RL step in the same style."""
+    """Return the line of one RL step, in the style of the other stages."""
     metrics = ", ".join(f"{name}={values[key]:.3f}" for name, key in ROLLOUT_METRICS if key in values)
     return f"Rollout {step}/{total}: {metrics}"
 
@@ -184,15 +184,15 @@ def memory(usage: StageUsage) -> str:
 
 def gpu_reserved_megabytes() -> float:
     """The most that torch had taken from the GPU since the counters were reset; 0 without one."""
-    cuda = _cuda()
+    cuda = available_cuda()
     return 0.0 if cuda is None else cuda.max_memory_reserved() / 1e6
 
 
 def gpu_peak_megabytes() -> float:
-    return 0.0 if (cuda := _cuda()) is None else float(cuda.max_memory_allocated()) / 1e6
+    return 0.0 if (cuda := available_cuda()) is None else float(cuda.max_memory_allocated()) / 1e6
 
 
-def _cuda() -> Any:
+def available_cuda() -> Any:
     import torch
 
     return torch.cuda if torch.cuda.is_available() else None

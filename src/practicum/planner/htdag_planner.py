@@ -233,8 +233,8 @@ class HTDAGPlanner:
         self._insert(dag, leaf, nodes)
 
     def _insert(self, dag: TaskDAG, parent: str, nodes: Sequence[TaskNode]) -> None:
-        room = min(MAX_SUBTASKS_PER_UPDATE, MAX_TOTAL_TASKS - len(dag))
-        for node in nodes[: max(0, room)]:
+        num_allowed = min(MAX_SUBTASKS_PER_UPDATE, MAX_TOTAL_TASKS - len(dag))
+        for node in nodes[: max(0, num_allowed)]:
             try:
                 dag.add_task(node, parent)
                 for before in node.metadata.get("after", ()):

@@ -50,8 +50,8 @@ def compare_parts(parts: Sequence[RunPart], cache: PairCache | None = None) -> l
     )
     records = []
     for (first, second, comparison, basis), p, failures in zip(compared, corrected, with_failures, strict=True):
-        one = replace(comparison, p_corrected=p, p_corrected_failures=failures, num_comparisons=len(compared))
-        records += [_record(first, second, one, basis), _record(second, first, one.reversed(), basis)]
+        item = replace(comparison, p_corrected=p, p_corrected_failures=failures, num_comparisons=len(compared))
+        records += [_record(first, second, item, basis), _record(second, first, item.reversed(), basis)]
     return records
 
 

@@ -56,8 +56,8 @@ def surprisal(rows: Iterable[EpisodeRow]) -> dict[int, float]:
         if len(sample) < 2:
             continue
         for row in attempts:
-            others, won = len(sample) - 1, wins[id(sample)] - _won(row)
-            probability = (won + 1) / (others + 2) if _won(row) else (others - won + 1) / (others + 2)
+            others, num_won = len(sample) - 1, wins[id(sample)] - _won(row)
+            probability = (num_won + 1) / (others + 2) if _won(row) else (others - num_won + 1) / (others + 2)
             bits[row.number] = -math.log2(probability)
     return bits
 

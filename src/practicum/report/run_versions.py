@@ -19,12 +19,12 @@ MAX_TEXT_CHARACTERS = 200
 
 def run_versions(folders: Iterable[Path]) -> list[dict[str, Any]]:
     """The versions that wrote to these folders, each once, in the order of the first; none where none is readable."""
-    found: list[dict[str, Any]] = []
+    versions: list[dict[str, Any]] = []
     for folder in folders:
         for version in _read_versions(folder / VERSION_FILE):
-            if version not in found and len(found) < MAX_VERSIONS:
-                found.append(version)
-    return found
+            if version not in versions and len(versions) < MAX_VERSIONS:
+                versions.append(version)
+    return versions
 
 
 def _read_versions(path: Path) -> list[dict[str, Any]]:

@@ -34,11 +34,11 @@ class SearchIndex:
 
     def rows_with(self, text: str) -> set[int]:
         """The rows with a word in which this text, in lower case and without white space, occurs."""
-        found: set[int] = set()
+        row_numbers: set[int] = set()
         for word, rows in self._rows.items():
             if text in word:
-                found.update(rows)
-        return found
+                row_numbers.update(rows)
+        return row_numbers
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
         """Give the rows new numbers by their old ones; those without a new one are removed."""

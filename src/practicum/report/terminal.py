@@ -99,9 +99,9 @@ def episode_lines(episode: Trajectory, tokenizer: object, coloured: bool, logpro
     sampled = sum(sum(run.sampled) for run in episode.sequences())
     total = sum(len(run.ids) for run in episode.sequences())
     task = episode.task
-    where = printable(f"{task.environment}, {task.split}, {task.hash}")
+    task_source = printable(f"{task.environment}, {task.split}, {task.hash}")
     result = [
-        f"task     {printable(task.id)}  ({where})  attempt {episode.attempt}",
+        f"task     {printable(task.id)}  ({task_source})  attempt {episode.attempt}",
         f"outcome  {episode.outcome.value}  reward {episode.reward:g}  turns {len(episode.turns)}"
         + (f"  error: {printable(str(episode.error)[:MAX_SPAN_CHARACTERS])}" if episode.error else ""),
         f"tokens   {total}, of which {sampled} trained "
@@ -175,8 +175,14 @@ def _role(turns: Sequence[Turn], continued: Sequence[int | None], index: int) ->
 def _tool_exceptions(turn: Turn) -> list[str]:
     """A line for each tool of the turn whose own code raised an exception, with file and line."""
     tools = turn.info.get("tools")
-    raised = [one for one in tools if isinstance(one, dict) and "exception" in one] if isinstance(tools, list) else []
-    return [f"   {printable(str(one.get('name'))[:200])} raised {shortened(str(one['exception']))}" for one in raised]
+    raised = (
+        [error for error in tools if isinstance(error, dict) and "exception" in error]
+        if isinstance(tools, list)
+        else []
+    )
+    return [
+        f"   {printable(str(error.get('name'))[:200])} raised {shortened(str(error['exception']))}" for error in raised
+    ]
 
 
 def shortened(text: str) -> str:

@@ -50,7 +50,7 @@ class ToolTimes:
         self._files: dict[Path, TimingFile] = {}
 
     def times_of(self, name: str, key: AttemptKey) -> ToolSeconds:
-        """Of the episode in the file `name`, a path below the run's folder."""
+        """Return the seconds of the tool calls of one episode; `name` is its file, a path below the run's folder."""
         folder = (self.folder / name).parent
         for candidate in (folder, folder.parent) if folder != self.folder else (folder,):
             file = self._files.setdefault(candidate, TimingFile(candidate / TIMING_FILE))
@@ -66,7 +66,9 @@ def _tool_seconds(value: Any) -> ToolSeconds:
         return {}
     return {
         tool_name(name): tuple(
-            round(float(one), 6) for one in seconds[:MAX_CALLS] if is_number(one) and math.isfinite(one) and one >= 0
+            round(float(duration), 6)
+            for duration in seconds[:MAX_CALLS]
+            if is_number(duration) and math.isfinite(duration) and duration >= 0
         )
         for name, seconds in list(value.items())[:MAX_TOOLS]
         if isinstance(seconds, list)

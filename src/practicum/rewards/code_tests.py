@@ -189,7 +189,7 @@ def same(actual: object, expected: object) -> bool:
     if isinstance(expected, list | tuple):
         if not isinstance(actual, list | tuple) or len(actual) != len(expected):
             return False
-        return all(same(one, other) for one, other in zip(actual, expected, strict=True))
+        return all(same(first, second) for first, second in zip(actual, expected, strict=True))
     if isinstance(expected, Mapping):
         if not isinstance(actual, Mapping) or len(actual) != len(expected):
             return False

@@ -65,13 +65,13 @@ class MathWorker:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def equal(self, gold: str, given: str) -> bool:
+    def equal(self, gold: str, candidate: str) -> bool:
         """Return whether two texts are mathematically equal; JudgeError if that cannot be decided."""
-        if given != gold and is_too_complex(given):
+        if candidate != gold and is_too_complex(candidate):
             return False
         with self._lock:
             try:
-                answer = self._compare(gold, given)
+                answer = self._compare(gold, candidate)
             except CpuTimeExceeded:
                 self._compare(gold, "1")
                 return False
@@ -79,11 +79,11 @@ class MathWorker:
             raise JudgeError(str(answer["error"]))
         return bool(answer["equal"])
 
-    def _compare(self, gold: str, given: str) -> dict[str, Any]:
+    def _compare(self, gold: str, candidate: str) -> dict[str, Any]:
         try:
             if self._process is None:
                 self._process = self._start()
-            return self._request(self._process, {"gold": gold, "given": given}, self.deadline, self.cpu_seconds)
+            return self._request(self._process, {"gold": gold, "given": candidate}, self.deadline, self.cpu_seconds)
         except JudgeError:
             self.close()
             raise

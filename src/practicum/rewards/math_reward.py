@@ -139,7 +139,7 @@ class MathReward(Reward):
     def score(self, task: Task, answer_given: str | None, calls: Sequence[ToolCall]) -> Score:
         gold = task.fields.get("answer")
         golds = [gold] if isinstance(gold, str | int | float) else list(gold or ())
-        if any(gold_number(str(one)) is None for one in golds) and not _can_compare_formulas():
+        if any(gold_number(str(answer_text)) is None for answer_text in golds) and not _can_compare_formulas():
             raise UserError(
                 f"The gold answer '{str(gold)[:80]}' is no number, and formulas are compared by math-verify: "
                 "pip install 'practicum[math]'."

@@ -68,22 +68,22 @@ class InitialRubricGenerationPhase:
         self.communication_service = communication_service or CommunicationService()
 
     async def run(self, workflow: Workflow) -> PreExecutionLog:
-        """Run the dialogue; the rubric is then in `stakeholder.generated_rubrics` and workers are told of it."""
+        """Run the dialogue; the rubric is then in `stakeholder.generated_rubrics` and sent to the workers."""
         log, service = PreExecutionLog(), self.communication_service
         service.send(self.stakeholder.name, self.manager.name, self.stakeholder.request(), "request")
         for turn in range(self.max_turns):
             log.total_turns = turn + 1
-            left = self.manager.max_clarification_budget - log.budget_used
-            seen = ManagerObservation(workflow, tuple(service.messages), self.max_turns - turn, left)
+            budget_left = self.manager.max_clarification_budget - log.budget_used
+            observation = ManagerObservation(workflow, tuple(service.messages), self.max_turns - turn, budget_left)
             try:
-                action = await self.manager.take_action(seen)
+                action = await self.manager.take_action(observation)
             except StructuredOutputError as error:
                 log.completion_reason, log.error = FAILED, str(error)
                 break
             if isinstance(action, Rubric):
                 self._keep(workflow, action, log, turn)
                 break
-            if seen.must_generate:
+            if observation.must_generate:
                 log.completion_reason, log.error = (
                     MAX_TURNS_REACHED,
                     "the manager asked where it had to write the rubric",

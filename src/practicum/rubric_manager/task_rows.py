@@ -68,7 +68,7 @@ def workflow_of_row(row: Mapping[str, Any]) -> Workflow:
     for task in listed:
         name, before = (
             str(task["name"]),
-            tuple(str(one) for one in task.get("dependencies", ()) if str(one) in task_names),
+            tuple(str(item) for item in task.get("dependencies", ()) if str(item) in task_names),
         )
         hours, cost = float(task.get("hours") or 0.0), float(task.get("cost") or 0.0)
         tasks[name] = WorkflowTask(
@@ -80,9 +80,9 @@ def workflow_of_row(row: Mapping[str, Any]) -> Workflow:
 async def outputs_of(workflow: Workflow, workers: Sequence[WorkflowWorker]) -> list[str]:
     """Return the different texts that workers deliver; UserError where they are too few to compare rubrics on."""
     done = [await WorkflowEngine([worker]).run(workflow) for worker in workers]
-    texts = dict.fromkeys(one.candidate_output for one in done if one.is_complete and one.candidate_output.strip())
+    texts = dict.fromkeys(item.candidate_output for item in done if item.is_complete and item.candidate_output.strip())
     if len(texts) < MIN_OUTPUTS:
-        failed = next((one.messages[-1].content for one in done if not one.is_complete and one.messages), "")
+        failed = next((item.messages[-1].content for item in done if not item.is_complete and item.messages), "")
         raise UserError(
             f"The {len(workers)} workers made {len(texts)} different outputs of workflow '{workflow.name}'; "
             f"rubrics are compared on at least {MIN_OUTPUTS}.{f' {failed}.' if failed else ''}"

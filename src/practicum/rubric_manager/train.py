@@ -24,8 +24,8 @@ MIN_VALIDITY = 0.5
 def episode_line(metrics: Mapping[str, float]) -> str:
     """Return the line of a step from its metrics: scores are means over its episodes with a valid rubric."""
     values = [metrics.get(f"figure/{name}/mean") for name in ("synthetic", "ground_truth")]
-    said = ["none" if value is None else f"{value:.3f}" for value in values]
-    return f"Synthetic: {said[0]}, GT: {said[1]}, Reward: {metrics.get('reward/mean', 0.0):.3f}"
+    texts = ["none" if value is None else f"{value:.3f}" for value in values]
+    return f"Synthetic: {texts[0]}, GT: {texts[1]}, Reward: {metrics.get('reward/mean', 0.0):.3f}"
 
 
 class EpisodeCheck:

@@ -124,47 +124,47 @@ def _problem(row: object, path: Path, error: ValidationError) -> str:
     first = error.errors()[0]
     name = row.get("name", "?") if isinstance(row, Mapping) else "?"
     *path_in_row, last = [str(part) for part in first["loc"]] or ["the row"]
-    where = f"'{path}', workflow '{name}'" + (f", {'.'.join(path_in_row)}" if path_in_row else "")
+    location = f"'{path}', workflow '{name}'" + (f", {'.'.join(path_in_row)}" if path_in_row else "")
     if first["type"] == "extra_forbidden":
         fields: Mapping[str, type[BaseModel]] = {"tasks": TaskRow, "resources": ResourceRow}
         kind = fields.get(path_in_row[0] if path_in_row else "", WorkflowRow)
-        return f"{where}: there is no field '{last}'.{did_you_mean(last, kind.model_fields)}"
-    return f"{where}: '{last}': {first['msg']}."
+        return f"{location}: there is no field '{last}'.{did_you_mean(last, kind.model_fields)}"
+    return f"{location}: '{last}': {first['msg']}."
 
 
 def _resource(entry: ResourceRow, workflow: str, path: Path) -> WorkflowResource:
-    where = f"'{path}', workflow '{workflow}', resource '{entry.name}'"
+    location = f"'{path}', workflow '{workflow}', resource '{entry.name}'"
     if (entry.text is None) == (entry.file is None):
-        raise UserError(f"{where}: it has either a 'text' or a 'file'.")
+        raise UserError(f"{location}: it has either a 'text' or a 'file'.")
     if entry.file is not None:
         read = WorkflowResource.read(path.parent / Path(entry.file).expanduser())
         return WorkflowResource(entry.name, read.form, read.text)
     if entry.form not in SUFFIXES:
-        raise UserError(f"{where}: there is no form '{entry.form}'; the forms are {', '.join(SUFFIXES)}.")
+        raise UserError(f"{location}: there is no form '{entry.form}'; the forms are {', '.join(SUFFIXES)}.")
     return WorkflowResource(entry.name, entry.form, entry.text or "")
 
 
 def _check(row: WorkflowRow, resources: set[str], path: Path) -> None:
     """Raise UserError where a task or the deliverable names something that does not exist."""
-    where = f"'{path}', workflow '{row.name}'"
+    location = f"'{path}', workflow '{row.name}'"
     names = [task.name for task in row.tasks]
     if len(set(names)) < len(names):
-        raise UserError(f"{where}: two tasks have the same name.")
+        raise UserError(f"{location}: two tasks have the same name.")
     outputs = [task.output for task in row.tasks if task.output]
     if len(set(outputs)) < len(outputs):
-        raise UserError(f"{where}: two tasks write the same output.")
+        raise UserError(f"{location}: two tasks write the same output.")
     available = resources | set(outputs)
     for task in row.tasks:
         if task.form not in SUFFIXES:
-            raise UserError(f"{where}, task '{task.name}': there is no form '{task.form}'; {', '.join(SUFFIXES)}.")
+            raise UserError(f"{location}, task '{task.name}': there is no form '{task.form}'; {', '.join(SUFFIXES)}.")
         for name in task.inputs:
             if name not in available:
                 raise UserError(
-                    f"{where}, task '{task.name}': its input '{name}' is no resource and no task's output."
+                    f"{location}, task '{task.name}': its input '{name}' is no resource and no task's output."
                     f"{did_you_mean(name, sorted(available))}"
                 )
     if row.deliverable and row.deliverable not in outputs:
         raise UserError(
-            f"{where}: no task has the deliverable '{row.deliverable}' as its output."
+            f"{location}: no task has the deliverable '{row.deliverable}' as its output."
             f"{did_you_mean(row.deliverable, outputs)}"
         )

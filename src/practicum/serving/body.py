@@ -1,7 +1,7 @@
 """The JSON object of a request, read field by field.
 
 Whatever is wrong is a 400 that names the field. A field that nobody has read when the reading ends is an error too: a
-parameter that is silently ignored makes a client believe in numbers that it did not get.
+parameter that is silently ignored gives a client other results than it asked for.
 """
 
 from __future__ import annotations
@@ -145,14 +145,14 @@ class Body:
         """Accept fields that change nothing in the answer."""
         self._read.update(fields)
 
-    def refuse(self, neutral: Mapping[str, Sequence[Any]], why: str = "this server does not have it") -> None:
+    def refuse(self, neutral: Mapping[str, Sequence[Any]], reason: str = "this server does not have it") -> None:
         """Refuse fields, unless they have one of their neutral values."""
         for field, allowed_values in neutral.items():
             value = self.get(field)
             is_allowed = any(type(value) is type(allowed) and value == allowed for allowed in allowed_values)
             if value is not None and not is_allowed:
                 raise bad_request(
-                    f"'{self.name(field)}' is not supported: {why}.", self.name(field), "unsupported_parameter"
+                    f"'{self.name(field)}' is not supported: {reason}.", self.name(field), "unsupported_parameter"
                 )
 
     def finish(self) -> None:

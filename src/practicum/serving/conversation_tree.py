@@ -33,7 +33,7 @@ class ChatHistory:
 
     @classmethod
     def from_messages(cls, messages: Sequence[ChatMessage], tools: Sequence[Mapping[str, Any]]) -> ChatHistory:
-        count = next((index for index, one in enumerate(messages) if one.role != "system"), len(messages))
+        count = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
         return cls(tuple(messages[:count]), tuple(messages[count:]), tuple(tools))
 
     @property

@@ -286,13 +286,13 @@ class EpisodeRecorder:
         self._check_open("environment", "answers")
         self.answer = answer
 
-    def _check_open(self, source: str, what: str) -> None:
+    def _check_open(self, source: str, name: str) -> None:
         """Refuse what would have no effect: an episode that has ended, or a run with another source of rewards."""
         if self.sealed:
             raise episode_ended()
         if self.agent.reward_from != source:
             raise APIError(
-                409, f"This run takes no {what}: agent.reward_from is {self.agent.reward_from}.", None, "reward_source"
+                409, f"This run takes no {name}: agent.reward_from is {self.agent.reward_from}.", None, "reward_source"
             )
 
 

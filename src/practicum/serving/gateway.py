@@ -80,7 +80,7 @@ class Gateway:
             self.num_users += 1
 
     async def unix_socket(self) -> Path:
-        """The same server as a Unix socket, for programs without a network; it is made for the first of them."""
+        """Return the path of a Unix socket of this server, for programs without a network; the first call makes it."""
         async with self._lock:
             if self._socket_path is None:
                 usual = tempfile.gettempdir()

@@ -87,7 +87,7 @@ class EventStream(Response):
             await self._send(send, self.dialect.error_event(error))
         except ClientGone:
             raise
-        except Exception as error:  # the status was sent long ago: the client is told within the stream
+        except Exception as error:  # the status was sent long ago: the client gets the error within the stream
             logger.exception("a stream failed")
             await self._send(send, self.dialect.error_event(internal_error(error)))
         finally:

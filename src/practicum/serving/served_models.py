@@ -194,7 +194,7 @@ class ServedModels:
 
 
 def with_name(model: ServedModel, name: str) -> ServedModel:
-    """The same model of the same engine under another name."""
+    """Return the same model of the same engine under another name."""
     return model if name == model.name else ServedModel(
         name, model.engine, model.renderer, model.root, model.adapter, model.parent, model.version,
         model.max_model_len, model.created,

@@ -193,8 +193,8 @@ def turn_sampling(turn: TurnRequest, default: Sampling, num_prompt: int, context
             raise bad_request(f"A stop string must have 1 to {STOP_WINDOW} characters.", "stop")
     is_greedy = turn.temperature is not None and turn.temperature < MIN_TEMPERATURE
     temperature = 0.0 if is_greedy else turn.temperature
-    asked: dict[str, Any] = {"temperature": temperature, "top_p": turn.top_p, "top_k": turn.top_k}
-    chosen = replace(default, **{name: value for name, value in asked.items() if value is not None})
+    given_sampling: dict[str, Any] = {"temperature": temperature, "top_p": turn.top_p, "top_k": turn.top_k}
+    chosen = replace(default, **{name: value for name, value in given_sampling.items() if value is not None})
     most = default.max_tokens if turn.max_tokens is None else turn.max_tokens
     stop = turn.stop if turn.tool_choice.parallel or not turn.may_call else (*turn.stop, CLOSE_TAG)
     return replace(chosen, max_tokens=min(most, context - num_prompt), stop=stop)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,7 +62,9 @@ class AsyncSource:
         assert task is not None
         batch = await asyncio.shield(task)  # a wait that is given up leaves the episodes that have ended to `state`
         del self._pending[step]
-        return replace(batch, metrics={**batch.metrics, **self._staleness(step, batch)})
+        roles = self.source.settings.estimation.train_roles
+        staleness = staleness_metrics(step, batch, self._first_versions, self.max_staleness, roles)
+        return replace(batch, metrics={**batch.metrics, **staleness})
 
     def _admit(self, step: int, on_episode: OnEpisode | None) -> None:
         """Begin the batch of a step; its tasks are drawn before those of later steps."""
@@ -76,25 +78,12 @@ class AsyncSource:
         async def roll_out() -> RolloutBatch:
             pending.stream = self.source.stream.state()
             labels = f"step-{step}/"
-            pending.finished += [one for (group, _), one in self.source.finished.items() if group.startswith(labels)]
+            pending.finished += [
+                trajectory for (group, _), trajectory in self.source.finished.items() if group.startswith(labels)
+            ]
             return await self.source.collect(step, done)
 
         pending.task = asyncio.create_task(roll_out())
-
-    def _staleness(self, step: int, batch: RolloutBatch) -> dict[str, float]:
-        """How many steps the weights were behind those of this step when the trained turns were sampled."""
-        steps, versions = zip(*self._first_versions, strict=True)
-        roles = self.source.settings.estimation.train_roles
-        all_turns = [turn for group in batch.groups for one in group for turn in one.turns]
-        # A turn that the environment chose has no tokens, and no version.
-        turns = [turn for turn in all_turns if turn.num_sampled and is_trained(turn, roles)]
-        if not turns:
-            return {}
-        oldest = min(turn.policy_version for turn in turns)
-        if oldest < versions[0]:
-            raise AssertionError(f"a turn of version {oldest} is more than {self.max_staleness} steps old")
-        ages = [step - steps[bisect_right(versions, turn.policy_version) - 1] for turn in turns]
-        return {"staleness/steps/mean": sum(ages) / len(ages), "staleness/steps/max": float(max(ages))}
 
     def state(self) -> dict[str, Any]:
         """The stream before the oldest batch that is not trained on yet, and the finished episodes of all of them."""
@@ -102,11 +91,11 @@ class AsyncSource:
         stream = None if oldest is None else self._pending[oldest].stream
         finished = dict(self.source.finished)  # of an earlier process
         for pending in self._pending.values():
-            finished |= {(one.group, one.attempt): one for one in pending.finished}
+            finished |= {(episode.group, episode.attempt): episode for episode in pending.finished}
         return {
             "stream": self.source.stream.state() if stream is None else stream,
             "first_versions": [list(pair) for pair in self._first_versions],
-            "finished": [encode_episode(one).decode() for one in finished.values()],
+            "finished": [encode_episode(episode).decode() for episode in finished.values()],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -124,3 +113,27 @@ class AsyncSource:
         if tasks:
             ended, _ = await asyncio.wait(tasks, timeout=CLOSE_SECONDS)
             await asyncio.gather(*ended, return_exceptions=True)
+
+
+def staleness_metrics(
+    step: int,
+    batch: RolloutBatch,
+    first_versions: Sequence[tuple[int, int]],
+    max_staleness: int,
+    roles: Collection[str] | None,
+) -> dict[str, float]:
+    """Return how many steps the weights were behind those of this step when the trained turns were sampled.
+
+    `first_versions`: step and version of the weights at its start, oldest first. Raises where a turn is older.
+    """
+    steps, versions = zip(*first_versions, strict=True)
+    all_turns = [turn for group in batch.groups for episode in group for turn in episode.turns]
+    # A turn that the environment chose has no tokens, and no version.
+    turns = [turn for turn in all_turns if turn.num_sampled and is_trained(turn, roles)]
+    if not turns:
+        return {}
+    oldest = min(turn.policy_version for turn in turns)
+    if oldest < versions[0]:
+        raise AssertionError(f"a turn of version {oldest} is more than {max_staleness} steps old")
+    ages = [step - steps[bisect_right(versions, turn.policy_version) - 1] for turn in turns]
+    return {"staleness/steps/mean": sum(ages) / len(ages), "staleness/steps/max": float(max(ages))}

@@ -60,7 +60,7 @@ class LoggedState:
 
 
 def action_key(action: Action) -> str:
-    """The same text for the same action, however it was written: calls and content, without the reasoning."""
+    """Return a key of an action: its calls and content, without the reasoning and however they were written."""
     return canonical_json([[[call.name, dict(call.arguments)] for call in action.calls], action.content.strip()])
 
 

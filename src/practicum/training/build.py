@@ -259,11 +259,11 @@ def training_tasks(environment: Environment, config: TrainConfig) -> Sequence[Ta
     """All tasks of a file; or data.num_train_tasks generated ones, or as many as the run will use."""
     if config.data.train_files:
         return environment.tasks("train", MAX_GENERATED_TASKS)
-    if (wanted := config.data.num_train_tasks) is not None:
-        tasks = environment.tasks("train", wanted, config.trainer.seed)
-        if len(tasks) < wanted:
+    if (num_wanted := config.data.num_train_tasks) is not None:
+        tasks = environment.tasks("train", num_wanted, config.trainer.seed)
+        if len(tasks) < num_wanted:
             raise UserError(
-                f"data.num_train_tasks={wanted}: '{environment.name}' has {len(tasks)} training tasks; lower it."
+                f"data.num_train_tasks={num_wanted}: '{environment.name}' has {len(tasks)} training tasks; lower it."
             )
         return tasks
     num_tasks = config.data.train_batch_size * training_steps(config)

@@ -209,12 +209,12 @@ def dpo_settings(training: DPOTrainingConfig) -> DPOSettings:
 def check_data_source(config: SFTConfig | DPOConfig) -> None:
     """Require episodes or rows, and not both."""
     if (config.data.episodes is None) == (config.data.dataset_path is None):
-        how = (
+        remedy = (
             "data.episodes (pairs are mined from them) or data.dataset_path (rows of pairs)"
             if isinstance(config, DPOConfig)
             else "data.episodes (a folder written by `practicum collect`) or data.dataset_path (rows)"
         )
-        raise UserError(f"Give either {how}.")
+        raise UserError(f"Give either {remedy}.")
 
 
 def build_sft(config: SFTConfig, on_step: OnStep | None = None, say: Callable[[str], None] = print) -> Run:

@@ -55,7 +55,7 @@ def summarize(config: TrainConfig) -> list[str]:
     estimator = config.algorithm.adv_estimator
     settings = rl_settings(config, config.trainer.total_training_steps or 1)
     run_settings(config, settings.total_training_steps)
-    where = find_device(config)
+    placement = find_device(config)
     length: object = config.trainer.total_training_steps or f"{config.trainer.total_epochs} epochs of the tasks"
     if config.data.num_train_tasks is not None:
         length = f"{training_steps(config)} ({config.data.num_train_tasks} generated tasks)"
@@ -63,12 +63,12 @@ def summarize(config: TrainConfig) -> list[str]:
     lines = [
         f"model: {model_name(config)}",
         f"environment: {environment_name(config)}",
-        f"device: {where.describe()}",
+        f"device: {placement.describe()}",
         f"run folder: {run_folder(config)}",
         *(_online_lines(config) if config.data.from_trajectories is None else _logged_lines(config)),
         f"updates per step: {actor.ppo_epochs * num_tasks // mini_batch} ({actor.ppo_epochs} epochs × "
         f"{num_tasks // mini_batch} mini-batches of {mini_batch} tasks{size})",
-        f"micro-batches: at most {max_micro_batch_tokens(config, where)} tokens"
+        f"micro-batches: at most {max_micro_batch_tokens(config, placement)} tokens"
         + (f" and {actor.ppo_micro_batch_size_per_gpu} sequences" if actor.ppo_micro_batch_size_per_gpu else "")
         + "; the gradient does not depend on them",
         f"steps: {length}",

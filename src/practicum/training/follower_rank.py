@@ -99,8 +99,8 @@ def _check_weights(trainer: Trainer, frozen: bool = False) -> None:
 
     Of a sharded model every rank has other shards, and there is nothing to compare.
     """
-    for model in (one for one in trainer.policy.models if one.unsharded_copy is None):
+    for model in (item for item in trainer.policy.models if item.unsharded_copy is None):
         parameters = model.loaded.model.parameters()
-        ranks.check_same_weights(one for one in parameters if frozen or one.requires_grad)
+        ranks.check_same_weights(item for item in parameters if frozen or item.requires_grad)
     if trainer.critic is not None:
         ranks.check_same_weights(trainer.critic.parameters)

@@ -224,14 +224,14 @@ def sum_gradients(parameters: Sequence[nn.Parameter]) -> None:
     trained = [parameter for parameter, has in zip(parameters, has_gradient.tolist(), strict=True) if has]
     for bucket in _buckets(trained):
         flat = torch.cat([
-            (torch.zeros_like(one) if one.grad is None else one.grad).flatten() for one in bucket
+            (torch.zeros_like(item) if item.grad is None else item.grad).flatten() for item in bucket
         ])  # fmt: skip
         dist.all_reduce(flat)
-        for one, part in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
-            if one.grad is None:
-                one.grad = part.view_as(one).clone()
+        for item, part in zip(bucket, torch.split(flat, [item.numel() for item in bucket]), strict=True):
+            if item.grad is None:
+                item.grad = part.view_as(item).clone()
             else:
-                one.grad.copy_(part.view_as(one))
+                item.grad.copy_(part.view_as(item))
 
 
 def sum_tensor(own: Tensor | None, like: Sequence[nn.Parameter]) -> Tensor | None:
@@ -239,7 +239,7 @@ def sum_tensor(own: Tensor | None, like: Sequence[nn.Parameter]) -> Tensor | Non
     if num_ranks() == 1 or not any(gather_json(own is not None)):
         return own
     device = like[0].device
-    result = own if own is not None else torch.zeros(sum(one.numel() for one in like), device=device)
+    result = own if own is not None else torch.zeros(sum(parameter.numel() for parameter in like), device=device)
     dist.all_reduce(result)
     return result
 
@@ -247,7 +247,7 @@ def sum_tensor(own: Tensor | None, like: Sequence[nn.Parameter]) -> Tensor | Non
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]:
     bucket: list[nn.Parameter] = []
     for parameter in parameters:
-        if bucket and sum(one.numel() for one in bucket) + parameter.numel() > MAX_BUCKET_ELEMENTS:
+        if bucket and sum(item.numel() for item in bucket) + parameter.numel() > MAX_BUCKET_ELEMENTS:
             yield bucket
             bucket = []
         bucket.append(parameter)
@@ -261,8 +261,8 @@ def check_same_weights(parameters: Iterable[Tensor]) -> None:
         return
     integers = {4: torch.int32, 2: torch.int16}
     sums = []
-    for one in parameters:
-        bits = one.detach().contiguous().view(-1).view(integers.get(one.element_size(), torch.uint8))
+    for parameter in parameters:
+        bits = parameter.detach().contiguous().view(-1).view(integers.get(parameter.element_size(), torch.uint8))
         sums.append(int(bits.sum(dtype=torch.int64)))
     first, *others = gather_json(sums)
     different = [rank for rank, other in enumerate(others, 1) if other != first]

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from practicum.algorithms import losses
+from practicum.engines.local.sampling import is_filtered
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.resources import RunResources
@@ -87,7 +88,7 @@ class RLTrainer(Trainer):
         state is part of the trainer's, and they are closed with it.
         """
         sampling = source.agent.sampling
-        if sampling.is_filtered and policy.engine.name != "local":
+        if is_filtered(sampling) and policy.engine.name != "local":
             raise UserError(
                 f"The engine '{policy.engine.name}' does not say which tokens top_k, top_p and min_p left to sample "
                 "from; leave them out, or set actor_rollout_ref.rollout.name=local."
@@ -210,7 +211,7 @@ class RLTrainer(Trainer):
 
     async def _step_overlapped(self, step: int) -> StepResult:
         """Train on one batch while the next one is rolled out, both from the weights at the start of the step."""
-        begun, batch = time.perf_counter(), self._next_batch
+        started, batch = time.perf_counter(), self._next_batch
         if batch is None or batch.step != step:
             await self.policy.refresh()
             batch = self._with_mismatch(await self.source.collect(step, self.on_episode))
@@ -232,12 +233,12 @@ class RLTrainer(Trainer):
         if rollout is not None:
             self._next_batch = self._with_mismatch(await rollout)
         metrics |= {"staleness/versions/mean": sum(ages) / len(ages)} if ages else {}
-        metrics["timing/step"] = time.perf_counter() - begun
+        metrics["timing/step"] = time.perf_counter() - started
         return StepResult(metrics, batch.episodes)
 
     async def _step_asynchronous(self, step: int) -> StepResult:
         """Train on a batch while those of the next steps are rolled out; then give the new weights to the engines."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         collecting = self._collect_with_current_engine(step)
         batch = await (collecting if self.wait_for_rollouts is None else self.wait_for_rollouts(collecting))
         metrics = await asyncio.to_thread(self._train_beside_rollout, step, batch)
@@ -245,7 +246,7 @@ class RLTrainer(Trainer):
         metrics["mismatch/logprob/mean"] = await self.policy.refresh_between_turns()
         check_mismatch(step, metrics, self.settings.mismatch_limit)
         metrics["timing/refresh"] = time.perf_counter() - trained
-        metrics["timing/step"] = time.perf_counter() - begun
+        metrics["timing/step"] = time.perf_counter() - started
         return StepResult(metrics, batch.episodes)
 
     async def _collect_with_current_engine(self, step: int) -> RolloutBatch:
@@ -259,7 +260,7 @@ class RLTrainer(Trainer):
 
     def _train(self, step: int, batch: RolloutBatch) -> dict[str, float]:
         """Compute the advantages of one batch and update critic and actor; returns the metrics."""
-        begun, groups, metrics = time.perf_counter(), batch.groups, dict(batch.metrics)
+        started, groups, metrics = time.perf_counter(), batch.groups, dict(batch.metrics)
         rewards, reward_metrics = self._token_rewards(groups, batch.greedy_rewards)
         metrics |= reward_metrics
         rewards, critic_samples = self._add_values(groups, rewards)
@@ -279,7 +280,7 @@ class RLTrainer(Trainer):
         metrics |= batch.stream_metrics
         check_mismatch(step, metrics, self.settings.mismatch_limit)
         metrics |= {"timing/rollout": batch.seconds, **tool_time_metrics(batch.episodes)}
-        metrics["timing/credit"] = estimated - begun
+        metrics["timing/credit"] = estimated - started
         metrics["timing/update"] = time.perf_counter() - estimated
         return metrics | utilisation(learners, flops, metrics["timing/update"])
 

@@ -224,7 +224,7 @@ class Run:
     async def _step(self, step: int, log: RunLog) -> None:
         settings, done = self.settings, step + 1
         last = done == settings.total_training_steps
-        interruptible, begun = self.trainer.stops_in_rollout, time.perf_counter()
+        interruptible, started = self.trainer.stops_in_rollout, time.perf_counter()
         before = json.dumps(self._checkpoint_state()) if interruptible else ""
         if not self.trainer.keeps_engine_caches:
             self.policy.clear_engine_caches()
@@ -243,7 +243,7 @@ class Run:
                 best = self.state.best_step
                 self.checkpoints.save(step, self.policy, self.trainer.critic, json.loads(before), best)
             raise
-        metrics.setdefault("timing/step", time.perf_counter() - begun)
+        metrics.setdefault("timing/step", time.perf_counter() - started)
         if self.monitor is not None:
             self.monitor.observe(done, metrics, episodes)
         if settings.test_freq > 0 and (done % settings.test_freq == 0 or last):
@@ -257,7 +257,7 @@ class Run:
         self._finish_step(done, metrics, log)
 
     def _on_all_ranks(self, command: str, **values: Any) -> contextlib.AbstractContextManager[None]:
-        """What the block does, the other ranks do too, where there are any."""
+        """Let the other ranks, if there are any, do what the block does."""
         return contextlib.nullcontext() if self.leader is None else self.leader.announce(command, **values)
 
     def _finish_step(self, done: int, metrics: dict[str, float], log: RunLog) -> None:
@@ -528,7 +528,7 @@ class StopSignals:
         return await self._unless(self.terminated, work)
 
     async def unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
-        """The same after any of the signals."""
+        """Await something that can be cancelled without harm; after any of the signals it is cancelled."""
         return await self._unless(self.stopped, work)
 
     async def _unless(self, event: asyncio.Event | None, work: Coroutine[Any, Any, T]) -> T:

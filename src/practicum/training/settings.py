@@ -128,7 +128,7 @@ class RLSettings:
     capped there. `mismatch_limit` is the mean |engine - learner| log-prob that stops the run.
     `overlap` rolls out the next step's batch while this one's is trained on: from the second step on, what is
     trained on was sampled by the weights of the step before, and ratios are taken against those.
-    `max_staleness` above 0 rolls out the batches of so many coming steps, while weights change between turns.
+    `max_staleness` above 0 rolls out the batches of up to that many coming steps, while weights change between turns.
     """
 
     total_training_steps: int = at_least(1, 50)

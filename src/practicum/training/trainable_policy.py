@@ -210,7 +210,7 @@ class TrainablePolicy:
         """The trained weights by name; of a sharded model, this rank's shards."""
         if self.sharding is not None:
             free_gathered(self.loaded.model)  # a module whose weights are gathered has these instead of its shards
-        return {name: one for name, one in self.loaded.model.named_parameters() if one.requires_grad}
+        return {name: parameter for name, parameter in self.loaded.model.named_parameters() if parameter.requires_grad}
 
     def gather(self) -> None:
         """Bring the full weights and moments of a sharded model up to date; all ranks have to call this."""
@@ -473,7 +473,7 @@ def gather_episodes(
 def shard_with_copy(loaded: LoadedModel, sharding: ShardingSettings) -> UnshardedCopy:
     """Divide a model among the ranks, in place; returns an unsharded copy. Frozen weights have to be the same."""
     unsharded = UnshardedCopy(loaded, on_every_rank=sharding.has_engine)
-    ranks.check_same_weights(one for one in loaded.model.parameters() if not one.requires_grad)
+    ranks.check_same_weights(parameter for parameter in loaded.model.parameters() if not parameter.requires_grad)
     shard(loaded.model, sharding.param_offload)
     return unsharded
 

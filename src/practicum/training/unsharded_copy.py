@@ -35,7 +35,9 @@ class UnshardedCopy:
         if on_every_rank or ranks.own_rank() == 0:
             shared: dict[int, Any] = {}
             if self.dtype == torch.float32:  # shards of weights in half precision become float32 in place
-                shared = {id(one): one for one in loaded.model.parameters() if not one.requires_grad}
+                shared = {
+                    id(parameter): parameter for parameter in loaded.model.parameters() if not parameter.requires_grad
+                }
             model, adapter = copy.deepcopy((loaded.model, loaded.adapter), shared)
             model.requires_grad_(False)
             if not on_every_rank:

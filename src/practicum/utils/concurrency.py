@@ -10,9 +10,9 @@ there are as many threads as running calls. A thread that has finished a call wa
 thread costs more than most tools do. Each call has the context variables of a new thread (NumPy's and decimal's
 settings are such); values of a `threading.local` remain from earlier calls.
 
-Programs in a sandbox are run by such threads, at most so many at once (`slot`), and deadlines belong to the event loop:
-a thread tells the coroutine that waits for it when it begins to wait for a slot and when it has one, and the deadline
-is paused in between.
+Programs in a sandbox are run by such threads, a limited number at once (`slot`), and deadlines belong to the event
+loop: a thread tells the coroutine that waits for it when it begins to wait for a slot and when it has one, and the
+deadline is paused in between.
 
 `run_async` is `asyncio.run` with an event loop that every signal wakes.
 

@@ -57,7 +57,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def out_of_memory_in(error: BaseException) -> BaseException | None:
     """The exception that says so, which may be in a group of exceptions; None where there is none."""
     if isinstance(error, BaseExceptionGroup):
-        return next((found for one in error.exceptions if (found := out_of_memory_in(one)) is not None), None)
+        return next((found for inner in error.exceptions if (found := out_of_memory_in(inner)) is not None), None)
     return error if is_out_of_memory(error) else None
 
 

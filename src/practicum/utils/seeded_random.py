@@ -30,6 +30,6 @@ class SeededRandom:
 
     def sample(self, items: Sequence[Item], count: int) -> list[Item]:
         """Return `count` of the items, in their own order."""
-        left = list(range(len(items)))
-        taken = sorted(left.pop(self.below(len(left))) for _ in range(min(count, len(left))))
-        return [items[index] for index in taken]
+        remaining = list(range(len(items)))
+        indices = sorted(remaining.pop(self.below(len(remaining))) for _ in range(min(count, len(remaining))))
+        return [items[index] for index in indices]

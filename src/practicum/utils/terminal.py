@@ -169,8 +169,8 @@ class Progress:
 
         status = Text(self.status())
         # A narrow terminal shortens the bar first: the note matters more.
-        left = text_width(self.stream) - cell_len(printable(self.label)) - status.cell_len - 2
-        width = max(MIN_BAR_WIDTH, min(BAR_WIDTH, left))
+        columns_left = text_width(self.stream) - cell_len(printable(self.label)) - status.cell_len - 2
+        width = max(MIN_BAR_WIDTH, min(BAR_WIDTH, columns_left))
         line = Table.grid(padding=(0, 1), expand=True)
         line.add_column(no_wrap=True)
         line.add_column(width=width)

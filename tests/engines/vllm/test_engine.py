@@ -185,7 +185,7 @@ GOOD: dict[str, Any] = {"token_ids": [5], "logprobs": {"token_logprobs": [-1.0]}
 
 
 @pytest.mark.parametrize(
-    ("answer", "says"),
+    ("answer", "message"),
     [
         ((400, {"error": {"message": "no"}}), "answered 400"),
         ((500, {"error": {"message": "broken"}}), "answered 500"),
@@ -199,11 +199,11 @@ GOOD: dict[str, Any] = {"token_ids": [5], "logprobs": {"token_logprobs": [-1.0]}
     ],
 )  # fmt: skip
 def test_what_a_server_gets_wrong_is_an_engine_error(
-    policy: TrainablePolicy, small: SmallVLLM, answer: tuple[int, Any], says: str
+    policy: TrainablePolicy, small: SmallVLLM, answer: tuple[int, Any], message: str
 ) -> None:
     asyncio.run(update_weights(policy))
     small.script = [answer]
-    with pytest.raises(EngineError, match=says):
+    with pytest.raises(EngineError, match=message):
         generate(policy, ask())
     assert not small.script
 
@@ -291,10 +291,10 @@ def test_a_planted_stale_update_is_caught(policy: TrainablePolicy, small: SmallV
     asyncio.run(update_weights(policy))
     small.stale = what
     learn(policy, size)
-    with pytest.raises(WeightUpdateError, match="The update to version 2 did not reach the engine: ") as caught:
+    with pytest.raises(WeightUpdateError, match="The update to version 2 did not reach the engine: ") as exc_info:
         asyncio.run(update_weights(policy))
-    assert isinstance(caught.value, EngineError)
-    assert isinstance(caught.value, UserError)  # the command line prints the sentence and stops
+    assert isinstance(exc_info.value, EngineError)
+    assert isinstance(exc_info.value, UserError)  # the command line prints the sentence and stops
     report = engine_of(policy).reports[-1]
     assert report.verdict == "lost"
     assert report.moved > 0
@@ -380,7 +380,7 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         ([f"{GROUP}.vllm.url=http://a:1"], "means nothing to actor_rollout_ref.rollout.name=local"),
         ([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1", f"{GROUP}.vllm.python=python"], "leave out .*url"),
@@ -391,8 +391,8 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
         ([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1", "trainer.nnodes=2"], "is one server, and each"),
     ],
 )  # fmt: skip
-def test_settings_that_vllm_cannot_follow_are_errors(overrides: list[str], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_settings_that_vllm_cannot_follow_are_errors(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         build.check_machine(resolve_train([*overrides, "trainer.n_gpus_per_node=0"]).config)
 
 

@@ -62,16 +62,16 @@ def test_any_input_that_gives_the_output_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "output", "given"),
+    ("program", "output", "input_text"),
     [
         ("a = input()\nb = input()\nprint(len(a), b)", "0 5", "\n5"),
         ("print(input().count(' '))", "3", "  a "),
         ("a = input()\nprint(len(a), input())", "3 x", "a  \nx"),
     ],
 )
-def test_blanks_of_an_input_are_part_of_it(program: str, output: str, given: str) -> None:
+def test_blanks_of_an_input_are_part_of_it(program: str, output: str, input_text: str) -> None:
     world = AbdEnvironment()
-    task = Task("t", "affine:abd", "train", {"program": program, "output": output, "input": given})
+    task = Task("t", "affine:abd", "train", {"program": program, "output": output, "input": input_text})
     action = world.expert(task)(asyncio.run(world.reset(task, 0)))
     assert asyncio.run(world.step(action)).success
 
@@ -120,8 +120,8 @@ def test_expert_solves_every_level_and_template() -> None:
     assert len({task.fields["template"] for task in tasks}) >= 60
     replies = [AbdEnvironment().expert(task)(None).content for task in tasks]  # type: ignore[arg-type]
     jobs = [Job(t.fields["program"], with_newline(read_input(r) or "")) for t, r in zip(tasks, replies, strict=True)]
-    ran = run_jobs(jobs[:75]) + run_jobs(jobs[75:])
-    assert all(r.ok and same_output(t.fields["output"], r.output) for t, r in zip(tasks, ran, strict=True))
+    results = run_jobs(jobs[:75]) + run_jobs(jobs[75:])
+    assert all(r.ok and same_output(t.fields["output"], r.output) for t, r in zip(tasks, results, strict=True))
 
 
 def test_the_answer_is_not_in_the_prompt() -> None:
@@ -161,8 +161,8 @@ def test_random_policy_guesses_now_and_then() -> None:
     policies = [world.random(task, 0) for task in tasks]
     offered = [read_input(policy(None).content) or "" for policy in policies]  # type: ignore[arg-type]
     jobs = [Job(t.fields["program"], with_newline(text)) for t, text in zip(tasks, offered, strict=True)]
-    won = sum(same_output(t.fields["output"], r.output) for t, r in zip(tasks, run_jobs(jobs), strict=True))
-    assert won <= 12
+    num_solved = sum(same_output(t.fields["output"], r.output) for t, r in zip(tasks, run_jobs(jobs), strict=True))
+    assert num_solved <= 12
     assert len(set(offered)) > 10
 
 

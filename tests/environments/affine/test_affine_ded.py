@@ -99,9 +99,9 @@ def test_a_step_s_deadline_stands_still_until_its_programs_have_a_place(
         await world.reset(Task("t", "affine:ded", "train", {"question": "?", "test_cases": tests}), 0)
         with slot(narrow.slots):
             step = world.step(Action(content="def f(x):\n    return x"))
-            asking = asyncio.ensure_future(Deadline(0.4, "environment step").of(step))
+            pending = asyncio.ensure_future(Deadline(0.4, "environment step").of(step))
             await asyncio.sleep(0.7)
-        return await asking
+        return await pending
 
     assert asyncio.run(wait()).terminated
 
@@ -158,7 +158,7 @@ def test_verification_info(value: object, count: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "message"),
     [
         ("{broken", "neither JSON nor a Python literal"),
         ({}, "no list of test cases"),
@@ -170,8 +170,8 @@ def test_verification_info(value: object, count: int) -> None:
         ([{"type": "function_call", "fn_name": "f", "input": 3, "output": 1}], "not a list of arguments"),
     ],
 )
-def test_broken_verification_info(value: object, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_broken_verification_info(value: object, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         read_cases(read_verification(value))
 
 
@@ -186,8 +186,8 @@ def test_expert_solves_every_level() -> None:
         for case in read_cases(task.fields["test_cases"])[:3]:
             jobs.append(case.job(program))
             tests.append(case)
-    ran = run_jobs(jobs[:90]) + run_jobs(jobs[90:])
-    assert all(case.passes(run) for case, run in zip(tests, ran, strict=True))
+    results = run_jobs(jobs[:90]) + run_jobs(jobs[90:])
+    assert all(case.passes(run) for case, run in zip(tests, results, strict=True))
 
 
 def test_hidden_tests_are_not_in_the_prompt() -> None:

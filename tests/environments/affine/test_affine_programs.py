@@ -31,7 +31,7 @@ def problems(tag: str) -> list[Problem]:
 
 
 def in_batches(jobs: list[Job]) -> list[RunResult]:
-    return [ran for start in range(0, len(jobs), BATCH) for ran in run_jobs(jobs[start : start + BATCH])]
+    return [result for start in range(0, len(jobs), BATCH) for result in run_jobs(jobs[start : start + BATCH])]
 
 
 def test_there_are_many_templates() -> None:
@@ -50,9 +50,9 @@ def test_every_template_prints_what_its_reference_says() -> None:
             jobs.append(Job(problem.wrapped if number % 2 else problem.program, case.input + "\n"))
             expected.append(case.output)
     assert len(jobs) == 2 * len(ALL)
-    for job, ran, output in zip(jobs, in_batches(jobs), expected, strict=True):
-        assert ran.ok, (job, ran)
-        assert same_output(output, ran.output), (job, ran, output)
+    for job, results, output in zip(jobs, in_batches(jobs), expected, strict=True):
+        assert results.ok, (job, results)
+        assert same_output(output, results.output), (job, results, output)
 
 
 def test_every_template_has_different_problems_and_cases() -> None:
@@ -110,21 +110,25 @@ def test_the_runner() -> None:
         Job("import sys\nprint('so far')\nsys.stdout.close()", ""),
         Job("import sys, io\nprint('seen')\nsys.stdout = io.StringIO()\nprint('unseen')", ""),
     ]
-    ran = run_jobs(jobs)
-    assert [run.output.strip() for run in ran[:3]] == ["10", "1", "1"]
-    assert ran[3] == RunResult("done", "", "")
-    assert (ran[4].ok, ran[4].output) == (True, "said\n")  # the exit status does not count
-    assert (ran[5].ok, ran[5].error) == (False, "oops\n")
-    assert (ran[6].ok, ran[6].output, ran[6].problem) == (False, "1\n", "ZeroDivisionError: division by zero")
-    assert "SyntaxError" in ran[7].problem
-    assert (ran[8].outcome, ran[8].problem) == ("killed", "it was killed")
-    assert ran[9].output == '" "\n€\n'
-    assert (ran[10].outcome, ran[10].problem) == ("output", "it printed too much")
-    assert ran[11].output == ""
-    assert ran[12].output.strip() == "a"
-    assert ran[13].output.strip() == "[]"
-    assert [run.output for run in ran[14:]] == ["late\n", "bye\n", "so far\n", "seen\n"]
-    assert all(run.ok for run in ran[14:])
+    results = run_jobs(jobs)
+    assert [run.output.strip() for run in results[:3]] == ["10", "1", "1"]
+    assert results[3] == RunResult("done", "", "")
+    assert (results[4].ok, results[4].output) == (True, "said\n")  # the exit status does not count
+    assert (results[5].ok, results[5].error) == (False, "oops\n")
+    assert (results[6].ok, results[6].output, results[6].problem) == (
+        False,
+        "1\n",
+        "ZeroDivisionError: division by zero",
+    )
+    assert "SyntaxError" in results[7].problem
+    assert (results[8].outcome, results[8].problem) == ("killed", "it was killed")
+    assert results[9].output == '" "\n€\n'
+    assert (results[10].outcome, results[10].problem) == ("output", "it printed too much")
+    assert results[11].output == ""
+    assert results[12].output.strip() == "a"
+    assert results[13].output.strip() == "[]"
+    assert [run.output for run in results[14:]] == ["late\n", "bye\n", "so far\n", "seen\n"]
+    assert all(run.ok for run in results[14:])
 
 
 @pytest.mark.usefixtures("_needs_a_sandbox")
@@ -147,7 +151,7 @@ def test_a_program_cannot_write_anothers_result() -> None:
 
 
 @pytest.mark.parametrize(
-    ("expected", "given", "same"),
+    ("expected", "actual", "same"),
     [
         ("10", "10\n", True),
         ("10\n", "10", True),
@@ -160,8 +164,8 @@ def test_a_program_cannot_write_anothers_result() -> None:
         ("", "\n", True),
     ],
 )
-def test_outputs_are_compared(expected: str, given: str, same: bool) -> None:
-    assert same_output(expected, given) is same
+def test_outputs_are_compared(expected: str, actual: str, same: bool) -> None:
+    assert same_output(expected, actual) is same
 
 
 def test_lines_agreeing() -> None:
@@ -170,7 +174,7 @@ def test_lines_agreeing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reply", "found"),
+    ("reply", "expected"),
     [
         ("<INPUT>\n5\n</INPUT>", "5"),
         ("<INPUT>5</INPUT>", "5"),
@@ -187,12 +191,12 @@ def test_lines_agreeing() -> None:
         ("", None),
     ],
 )
-def test_inputs_in_replies(reply: str, found: str | None) -> None:
-    assert read_input(reply) == found
+def test_inputs_in_replies(reply: str, expected: str | None) -> None:
+    assert read_input(reply) == expected
 
 
 @pytest.mark.parametrize(
-    ("reply", "found"),
+    ("reply", "expected"),
     [
         ("```python\nprint(1)\n```", "print(1)"),
         ("```python\nprint(1)\n```\nor\n```python\nprint(2)\n```\nIt prints\n```\n2\n```", "print(2)"),
@@ -207,8 +211,8 @@ def test_inputs_in_replies(reply: str, found: str | None) -> None:
         ("", ""),
     ],
 )
-def test_programs_in_replies(reply: str, found: str) -> None:
-    assert read_program(reply) == found
+def test_programs_in_replies(reply: str, expected: str) -> None:
+    assert read_program(reply) == expected
 
 
 @settings(max_examples=300, deadline=None)

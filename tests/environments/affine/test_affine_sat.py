@@ -116,9 +116,9 @@ def test_calls_and_truncation() -> None:
         called = await world.step(Action(calls=(ToolCall("calculator", {}),)))
         return called, await world.truncate()
 
-    called, cut = asyncio.run(run())
+    called, last_step = asyncio.run(run())
     assert "There are no tools here" in called.observation.messages[0].content
-    assert (cut.truncated, cut.success) == (True, False)
+    assert (last_step.truncated, last_step.success) == (True, False)
 
 
 def test_notations() -> None:
@@ -219,8 +219,8 @@ def test_splits_are_disjoint_and_ids_stable() -> None:
 def test_random_policy_rarely_satisfies_the_default() -> None:
     world = SatEnvironment(k=3)
     tasks = world.tasks("train", 100)
-    won = sum(bool(steps(world, task, world.random(task, 0)(None).content)[0].success) for task in tasks)  # type: ignore[arg-type]
-    assert won <= 3
+    num_solved = sum(bool(steps(world, task, world.random(task, 0)(None).content)[0].success) for task in tasks)  # type: ignore[arg-type]
+    assert num_solved <= 3
 
 
 def test_levels_grow() -> None:
@@ -237,7 +237,7 @@ def test_too_many_tasks_of_a_small_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"levels": [6]}, "levels must be whole numbers from 1 to 5"),
         ({"levels": []}, "levels must be whole numbers"),
@@ -254,8 +254,8 @@ def test_too_many_tasks_of_a_small_kind() -> None:
         ({"ratio": "threshold", "k": 1}, "thresholds for k from 2"),
     ],
 )
-def test_wrong_options(options: dict[str, object], says: str) -> None:
-    with pytest.raises(UserError, match=says):
+def test_wrong_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
         SatEnvironment(**options)  # type: ignore[arg-type]
 
 

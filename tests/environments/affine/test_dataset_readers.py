@@ -198,7 +198,7 @@ def test_one_file_for_several_splits_is_divided(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("rows", "message"),
     [
         ([{"output": "1"}], "line 1: the field 'program' is missing"),
         ([{"program": 5, "output": "1"}], "line 1: 'program' must be a non-empty text"),
@@ -208,14 +208,14 @@ def test_one_file_for_several_splits_is_divided(tmp_path: Path) -> None:
         ([], "holds no task"),
     ],
 )
-def test_broken_files_for_abduction(tmp_path: Path, rows: list[object], says: str) -> None:
+def test_broken_files_for_abduction(tmp_path: Path, rows: list[object], message: str) -> None:
     path = write(tmp_path / "rows.jsonl", *rows)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         AbdEnvironment(files={"train": path}).tasks("train", 1)
 
 
 @pytest.mark.parametrize(
-    ("row", "says"),
+    ("row", "message"),
     [
         ({"prompt": "?"}, "its tests cannot be used: it has no list of test cases"),
         ({"prompt": "?", "verification_info": "{"}, "neither JSON nor a Python literal"),
@@ -224,9 +224,9 @@ def test_broken_files_for_abduction(tmp_path: Path, rows: list[object], says: st
         ({**MBPP, "test_list": []}, "'test_list' must be a list of asserts"),
     ],
 )
-def test_broken_files_for_deduction(tmp_path: Path, row: object, says: str) -> None:
+def test_broken_files_for_deduction(tmp_path: Path, row: object, message: str) -> None:
     path = write(tmp_path / "rows.jsonl", row)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         DedEnvironment(files={"train": path}).tasks("train", 1)
 
 

@@ -164,9 +164,11 @@ def test_the_bracket_grammar_and_the_papers_shorthand() -> None:
     verbs = [command.split()[0] for command in pool_of(2).ask("plan", game=2, expert="walkthrough")]
     assert verbs == ["go", "take", "go", "clean", "go", "move"]
     assert sum(step.reward for step in plan) == pytest.approx(2.0)
-    thing = next(c for c in pool_of(2).ask("plan", game=2, expert="walkthrough") if c.startswith("take")).split()[1]
+    object_name = next(c for c in pool_of(2).ask("plan", game=2, expert="walkthrough") if c.startswith("take")).split()[
+        1
+    ]
     output = iter(world.write(c) for c in pool_of(2).ask("plan", game=2, expert="walkthrough"))
-    short = {"take": f"take[{thing}]", "clean": f"clean[{thing}]"}
+    short = {"take": f"take[{object_name}]", "clean": f"clean[{object_name}]"}
 
     def brief(observation: object) -> Action:
         command = next(output)
@@ -216,8 +218,8 @@ def test_the_searching_expert_solves_every_kind_and_takes_only_what_it_has_seen(
             seen += [message.content for message in observation.messages if message.role == "user"]
             action = policy(observation)
             if action.content.startswith(("take ", "use ")):
-                thing = " ".join(action.content.split()[1:3])
-                assert any(f"a {thing}" in text for text in seen), f"{action.content}, but nobody saw it"
+                object_name = " ".join(action.content.split()[1:3])
+                assert any(f"a {object_name}" in text for text in seen), f"{action.content}, but nobody saw it"
             return action
 
         assert play(world, task, look, 60)[-1].success
@@ -297,12 +299,12 @@ def test_a_killed_engine_costs_its_episode_which_is_tried_again() -> None:
             return await super().act(command)
 
     planned = plan_attempts(tasks, 1, 0)
-    lost = asyncio.run(run_episodes(planned[:1], Fragile, bench.agent, bench.engine, bench.renderer))
-    assert lost[0].outcome.value == "env_error"
-    assert "the process of AlfWorldHost is gone" in str(lost[0].error)
+    failed = asyncio.run(run_episodes(planned[:1], Fragile, bench.agent, bench.engine, bench.renderer))
+    assert failed[0].outcome.value == "env_error"
+    assert "the process of AlfWorldHost is gone" in str(failed[0].error)
     killed.clear()
-    won = asyncio.run(run_episodes(planned, Fragile, bench.agent, bench.engine, bench.renderer, retries=1))
-    assert [episode.outcome.value for episode in won] == ["success", "success"]
+    retried = asyncio.run(run_episodes(planned, Fragile, bench.agent, bench.engine, bench.renderer, retries=1))
+    assert [episode.outcome.value for episode in retried] == ["success", "success"]
 
 
 def test_alfworlds_own_files_are_played(tmp_path: Path) -> None:
@@ -371,8 +373,8 @@ def test_agentgyms_lists_number_alfworlds_own_files(tmp_path: Path) -> None:
 class Household:
     """A small household, as lists of possible commands, in which the object is in the last drawer."""
 
-    def __init__(self, goal: str, things: dict[str, str]) -> None:
-        self.goal, self.things = goal, dict(things)
+    def __init__(self, goal: str, objects: dict[str, str]) -> None:
+        self.goal, self.things = goal, dict(objects)
         self.furniture = ("drawer 1", "drawer 2", "fridge 1", "sinkbasin 1", "desk 1")
         self.closed = {"drawer 1", "drawer 2", "fridge 1"}
         self.at = self.held = ""
@@ -408,8 +410,8 @@ class Household:
 
 
 def test_the_searching_expert_opens_what_it_passes_and_remembers_what_it_saw() -> None:
-    def run(goal: str, things: dict[str, str], turns: int) -> tuple[Household, list[str]]:
-        house, expert = Household(goal, things), SearchingExpert({"drawer": ["mug", "cd"], "fridge": ["mug"]})
+    def run(goal: str, objects: dict[str, str], turns: int) -> tuple[Household, list[str]]:
+        house, expert = Household(goal, objects), SearchingExpert({"drawer": ["mug", "cd"], "fridge": ["mug"]})
         commands = []
         for _ in range(turns):
             commands.append(expert.next_command(house.observation()))
@@ -449,5 +451,7 @@ def test_the_expert_solves_sixty_and_random_almost_none() -> None:
     world = AlfWorld()
     tasks = world.tasks("train", 60)
     assert all(play(world, task, world.expert(task))[-1].success for task in tasks)
-    lucky = [play(world, task, world.random(task, random.Random(7).randrange(99)), 20)[-1].success for task in tasks]
-    assert sum(map(bool, lucky)) <= 6
+    successes = [
+        play(world, task, world.random(task, random.Random(7).randrange(99)), 20)[-1].success for task in tasks
+    ]
+    assert sum(map(bool, successes)) <= 6

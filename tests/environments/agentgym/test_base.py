@@ -77,8 +77,8 @@ def test_shaped_reward_pays_steps_completion_and_errors() -> None:
     assert [step.reward for step in done] == [0.0, 0.2, -0.05, 1.0, 0.0]
     assert done[3].info["native"] == 0.9
     assert all(sum(step.components.values()) == step.reward for step in done)
-    lost = steps(Lamp(reward="shaped"), "open door", "light door")
-    assert [(step.reward, step.terminated, step.success) for step in lost] == [
+    failed = steps(Lamp(reward="shaped"), "open door", "light door")
+    assert [(step.reward, step.terminated, step.success) for step in failed] == [
         (0.2, False, False),
         (-0.05, True, False),
     ]
@@ -148,10 +148,10 @@ def test_tool_calls_and_truncation() -> None:
         await world.reset(world.task_at(0), 0)
         return await world.step(Action(calls=(ToolCall("open", {}),))), await world.truncate()
 
-    called, cut = asyncio.run(run())
+    called, step = asyncio.run(run())
     assert "no tools" in called.observation.messages[0].content
     assert called.reward == -0.05
-    assert (cut.truncated, cut.success, cut.progress) == (True, False, 0.0)
+    assert (step.truncated, step.success, step.progress) == (True, False, 0.0)
 
 
 def test_wrong_settings_are_named() -> None:

@@ -97,12 +97,12 @@ def test_transcripts_are_the_stock_packages() -> None:
         observation = asyncio.run(world.reset(task, 0))
         assert observation.messages[-1].content == f"{description}\n{look}"
         steps = say(world, task, commands)
-        mine = [
+        episodes = [
             [command, step.observation.messages[0].content.removeprefix("Observation: "), round(100 * step.reward),
              step.info["score"], step.terminated]
             for command, step in zip(commands, steps, strict=False)
         ]  # fmt: skip
-        assert mine == answers
+        assert episodes == answers
     assert stock[0][-1][3:] == [100, True]
 
 
@@ -190,8 +190,12 @@ def test_splits_are_disjoint_and_kinds_take_turns() -> None:
     few = SciWorld(tasks=["find-plant", "boil"]).tasks("test", 4)
     assert sorted(str(task.fields["task"]) for task in few) == ["boil", "boil", "find-plant", "find-plant"]
     assert {task.fields["task"] for task in SciWorld(tasks="boil").tasks("val", 3)} == {"boil"}
-    for wrong, says in (("find-plants", "Did you mean 'find-plant'"), (["all"], "stands alone"), ([], "needs a task")):
-        with pytest.raises(UserError, match=says):
+    for wrong, message in (
+        ("find-plants", "Did you mean 'find-plant'"),
+        (["all"], "stands alone"),
+        ([], "needs a task"),
+    ):
+        with pytest.raises(UserError, match=message):
             SciWorld(tasks=wrong)
     for index in (-1, 4639):
         with pytest.raises(UserError, match=f"numbered from 0 to 4638; there is no task {index}"):
@@ -243,12 +247,12 @@ def test_an_episode_whose_java_was_killed_is_tried_again() -> None:
             return await super().act(command)
 
     planned = plan_attempts([LIVING], 1, 0)
-    (won,) = asyncio.run(run_episodes(planned, Fragile, bench.agent, bench.engine, bench.renderer, retries=1))
+    (retried,) = asyncio.run(run_episodes(planned, Fragile, bench.agent, bench.engine, bench.renderer, retries=1))
     assert killed
-    assert won.outcome.value == "success"
+    assert retried.outcome.value == "success"
     # A new Java process, and the same solution in it: nothing depends on what came before.
     (again,) = asyncio.run(run_episodes(planned, SciWorld, bench.agent, bench.engine, bench.renderer))
-    assert again.turns == won.turns
+    assert again.turns == retried.turns
 
 
 def test_wrong_settings_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

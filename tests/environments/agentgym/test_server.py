@@ -84,17 +84,17 @@ def test_webshop_as_its_client_sees_it() -> None:
     world = WebShop()
     task = world.task_at(5)
     policy = world.expert(task)
-    wish = [policy(Observation()).content for _ in range(4)]
+    commands = [policy(Observation()).content for _ in range(4)]
 
     def visit(client: Client) -> None:
         number = client.post("create")
         assert isinstance(number, int)
-        text, nothing = client.post("reset", {"env_idx": number, "session_id": 5})
-        assert nothing is None
+        text, result = client.post("reset", {"env_idx": number, "session_id": 5})
+        assert result is None
         assert text == client.get(f"observation?env_idx={number}")
         assert client.get(f"instruction_text?env_idx={number}") == task.fields["instruction"]
         assert client.get(f"available_actions?env_idx={number}") == {"has_search_bar": True, "clickables": []}
-        for command in wish:
+        for command in commands:
             response = client.post("step", {"env_idx": number, "action": command})
             assert set(response) >= {"state", "reward", "done", "info"}
         assert (response["reward"], response["done"], response["info"]) == (1.0, True, None)

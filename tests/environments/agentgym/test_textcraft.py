@@ -92,11 +92,16 @@ def test_golden_transcript_in_agentgyms_words() -> None:
             ("Inventory", "Observation: Inventory: [oak logs] (1) [oak planks] (4)", 0.0, 0.5, False),
             ("craft 1 crafting table using 4 oak planks", "Observation: Crafted 1 crafting table", 1.0, 1.0, True),
         ]
-        for command, text, reward, progress, ends in expected:
+        for command, text, reward, progress, terminated in expected:
             step = await environment.step(Action(content=command))
             assert step.observation.messages[0].content == text
             assert step.observation.messages[0].role == "user"
-            assert (step.reward, step.progress, step.terminated, step.success) == (reward, progress, ends, ends)
+            assert (step.reward, step.progress, step.terminated, step.success) == (
+                reward,
+                progress,
+                terminated,
+                terminated,
+            )
             assert step.components == {"completion": reward}
         assert environment.inventory == {"oak logs": 1, "crafting table": 1}
         again = await environment.step(Action(content="inventory"))
@@ -175,13 +180,13 @@ def test_a_tag_takes_any_member_and_nothing_else() -> None:
             [f"get 1 {log}", f"craft 4 {member} using 1 {log}", f"craft 1 crafting table using 4 {member}"],
         )
         assert done[-1].success
-    held = ["get 2 oak logs", "get 1 birch logs", "get 4 stone"]
+    gather = ["get 2 oak logs", "get 1 birch logs", "get 4 stone"]
     planks = ["craft 4 oak planks using 1 oak logs", "craft 4 birch planks using 1 birch logs"]
     message = texts(
         TextCraft(),
         "crafting table",
         [
-            *held,
+            *gather,
             *planks,
             "craft 1 crafting table using 4 planks",
             "craft 1 crafting table using 4 stone",
@@ -193,7 +198,7 @@ def test_a_tag_takes_any_member_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "message"),
     [
         ("get 1 oak planks", "it must be crafted"),
         ("get 1 planks", "is a kind of item"),
@@ -225,11 +230,11 @@ def test_a_tag_takes_any_member_and_nothing_else() -> None:
         ("inventory please", "Could not execute"),
     ],
 )
-def test_what_is_wrong_is_said_and_changes_nothing(command: str, said: str) -> None:
+def test_what_is_wrong_is_said_and_changes_nothing(command: str, message: str) -> None:
     environment = TextCraft(reward="shaped")
     done = steps(environment, "crafting table", ["get 2 oak logs", command])
     text = done[-1].observation.messages[0].content
-    assert said in text
+    assert message in text
     assert len(text) < 300
     assert (done[-1].reward, done[-1].info["valid"], done[-1].terminated) == (-0.05, False, False)
     assert environment.inventory == {"oak logs": 2}
@@ -329,11 +334,11 @@ def test_depths_select_and_variants_differ_in_lines_only() -> None:
     assert {task.fields["depth"] for task in TextCraft(min_depth=1, max_depth=1).tasks("val", 40)} == {1}
     first, second = task_of("lectern", 0), task_of("lectern", 1)
     assert first.fields["commands"] != second.fields["commands"]
-    needed, near = (set(lines) for lines in lines_for("lectern"))
+    needed, distractors = (set(lines) for lines in lines_for("lectern"))
     for task in (first, second):
         recipes_of = set(task.fields["commands"])
         assert needed <= recipes_of
-        assert recipes_of - needed <= near
+        assert recipes_of - needed <= distractors
         assert len(recipes_of - needed) == 10
         assert len(recipes_of) == len(task.fields["commands"])
     assert first.id == "textcraft-lectern-0"
@@ -392,28 +397,28 @@ def test_a_missing_package_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_nothing_leaks_between_episodes_or_instances() -> None:
-    one, other = TextCraft(), TextCraft()
-    assert one.book is other.book
-    before = content_hash([[r.line for r in result] for result in one.book.recipes.values()])
+    world, other = TextCraft(), TextCraft()
+    assert world.book is other.book
+    before = content_hash([[r.line for r in result] for result in world.book.recipes.values()])
 
     async def run() -> None:
-        await one.reset(task_of("crafting table"), 0)
+        await world.reset(task_of("crafting table"), 0)
         await other.reset(task_of("ladder"), 0)
-        await one.step(Action(content="get 5 oak logs"))
+        await world.step(Action(content="get 5 oak logs"))
         assert other.inventory == {}
         await other.step(Action(content="craft 4 oak planks using 1 oak logs"))
-        await one.step(Action(content="craft 4 oak planks using 1 oak logs"))
-        cut = await one.truncate()
-        assert (cut.truncated, cut.reward, cut.success, cut.progress) == (True, 0.0, False, 0.5)
-        await one.reset(task_of("crafting table"), 1)
-        assert one.inventory == {}
-        step = await one.step(Action(content="inventory"))
+        await world.step(Action(content="craft 4 oak planks using 1 oak logs"))
+        last_step = await world.truncate()
+        assert (last_step.truncated, last_step.reward, last_step.success, last_step.progress) == (True, 0.0, False, 0.5)
+        await world.reset(task_of("crafting table"), 1)
+        assert world.inventory == {}
+        step = await world.step(Action(content="inventory"))
         assert (step.progress, step.terminated) == (0.0, False)
 
     asyncio.run(run())
     with pytest.raises(TypeError):
-        one.book.recipes["stick"] = ()  # type: ignore[index]
-    assert content_hash([[r.line for r in result] for result in one.book.recipes.values()]) == before
+        world.book.recipes["stick"] = ()  # type: ignore[index]
+    assert content_hash([[r.line for r in result] for result in world.book.recipes.values()]) == before
 
 
 SCRIPT = """

@@ -102,8 +102,8 @@ def test_a_careless_purchase_is_worth_its_part() -> None:
     for reward, others in (("native", 0.0), ("shaped", 0.4)):
         world = WebShop(reward=reward)
         task = world.task_at(5)
-        wish = plan(world, task)
-        done = steps(world, task, *wish[:2], wish[-1])  # the right product without its option
+        commands = plan(world, task)
+        done = steps(world, task, *commands[:2], commands[-1])  # the right product without its option
         assert done[-1].reward == pytest.approx(3 / 4)
         assert sum(step.reward for step in done) == pytest.approx(3 / 4 + others)
         assert (done[-1].terminated, done[-1].success) == (True, False)
@@ -112,11 +112,13 @@ def test_a_careless_purchase_is_worth_its_part() -> None:
 def test_clicks_lead_where_they_say() -> None:
     world = WebShop()
     task = world.task_at(5)
-    wish = plan(world, task)
+    commands = plan(world, task)
     for tab in ("description", "features", "reviews", "attributes"):
-        done = steps(world, task, *wish[:2], f"click[{tab}]", "click[< prev]", "click[< prev]", "click[back to search]")
+        done = steps(
+            world, task, *commands[:2], f"click[{tab}]", "click[< prev]", "click[< prev]", "click[back to search]"
+        )
         message = texts(done)
-        product = generated(1000).by_asin[wish[1][6:-1].upper()]
+        product = generated(1000).by_asin[commands[1][6:-1].upper()]
         text = {
             "description": product.description,
             "features": " [SEP] ".join(product.bullets),
@@ -129,7 +131,7 @@ def test_clicks_lead_where_they_say() -> None:
         assert message[5].startswith("WebShop [SEP] Instruction:")
         assert done[5].observation.legal == ("search[keywords]",)
     # Options chosen are forgotten when another product is opened.
-    back = steps(world, task, *wish[:-1], "click[< prev]", wish[1])
+    back = steps(world, task, *commands[:-1], "click[< prev]", commands[1])
     assert texts(back)[-1] == texts(back)[1]
     assert back[-1].progress == back[1].progress != back[2].progress
 
@@ -190,8 +192,8 @@ def test_splits_are_disjoint_by_product() -> None:
 
 def test_a_short_view() -> None:
     task = WebShop().task_at(5)
-    wish = plan(WebShop(), task)
-    short, full = steps(WebShop(observation="short"), task, *wish), steps(WebShop(), task, *wish)
+    commands = plan(WebShop(), task)
+    short, full = steps(WebShop(observation="short"), task, *commands), steps(WebShop(), task, *commands)
     assert short[-1].success
     message = texts(short)
     assert message[0].startswith("Results, page 1 of 5:\nB")

@@ -86,7 +86,7 @@ def test_the_type_of_a_product() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "ratio"),
+    ("first", "second", "ratio"),
     # What thefuzz's token_set_ratio says, rounded.
     [
         ("fuzzy was a bear", "fuzzy fuzzy was a bear", 100),
@@ -99,8 +99,8 @@ def test_the_type_of_a_product() -> None:
         ("", "white", 0),
     ],
 )
-def test_how_alike_two_texts_are(one: str, other: str, ratio: int) -> None:
-    assert round(token_set_ratio(one, other)) == round(token_set_ratio(other, one)) == ratio
+def test_how_alike_two_texts_are(first: str, second: str, ratio: int) -> None:
+    assert round(token_set_ratio(first, second)) == round(token_set_ratio(second, first)) == ratio
 
 
 def test_colours_have_plain_names() -> None:
@@ -119,7 +119,7 @@ OTHER_CORD = (
 
 
 @pytest.mark.parametrize(
-    ("wanted", "bought", "score"),
+    ("goal_title", "bought", "score"),
     # The titles and scores of WebShop's own test, which spaCy's tagger gave.
     [
         ("Name 1", "Name 1", 1.0),
@@ -137,8 +137,8 @@ OTHER_CORD = (
         ),
     ],
 )
-def test_webshops_own_cases_of_titles(wanted: str, bought: str, score: float) -> None:
-    assert title_score(bought, wanted) == pytest.approx(score, abs=1e-2)
+def test_webshops_own_cases_of_titles(goal_title: str, bought: str, score: float) -> None:
+    assert title_score(bought, goal_title) == pytest.approx(score, abs=1e-2)
 
 
 def test_a_title_without_nouns_is_neither_alike_nor_different() -> None:
@@ -224,14 +224,14 @@ def test_webshops_own_case_of_a_whole_reward() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "bought", "paid"),
+    ("goal_option", "bought", "paid"),
     [("in ear", "over ear", False), ("7.5", "9", False), ("7.5", "7", True), ("large", "x-large", True),
      ("x-large", "large", True), ("pack of 12", "pack of 24", True), ("navy blue", "dark blue", True)],
 )  # fmt: skip
-def test_an_option_is_paid_by_its_own_value_only(asked: str, bought: str, paid: bool) -> None:
+def test_an_option_is_paid_by_its_own_value_only(goal_option: str, bought: str, paid: bool) -> None:
     # "9" is in the title and "over ear" in the features: only attributes may be read there.
     product = replace(SHIRT, name="Dunmere Meadow 90 Headphones", bullets=("over ear", "x-large"))
-    goal = replace(WANTED, name=product.name, attributes=("long sleeve",), options=(asked,))
+    goal = replace(WANTED, name=product.name, attributes=("long sleeve",), options=(goal_option,))
     assert judge(product, {"style": bought}, goal).reward == (1.0 if paid else pytest.approx(2 / 3))
 
 

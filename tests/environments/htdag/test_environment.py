@@ -76,12 +76,12 @@ def test_the_agent_loop_s_own_limit_scores_the_plan_so_far() -> None:
     environment = HTDAGEnvironment()
     (task,) = environment.tasks("train", 1)
 
-    async def cut() -> Step:
+    async def truncate() -> Step:
         observation = await environment.reset(task, 0)
         await environment.step(environment.expert(task)(observation))
         return await environment.truncate()
 
-    step = asyncio.run(cut())
+    step = asyncio.run(truncate())
     assert step.truncated
     assert step.success is False
     assert step.components["timeout"] < 0

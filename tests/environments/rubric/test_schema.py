@@ -40,7 +40,7 @@ def test_aggregations(aggregation: str, expected: float) -> None:
     assert Aggregation(aggregation).apply([0.5, 1.0, 0.0], [1, 1, 0]) == pytest.approx(expected)
 
 
-def staged(action: FailureAction, score: float = 0.0) -> Rubric:
+def rubric_of_stages(action: FailureAction, score: float = 0.0) -> Rubric:
     gate = Stage(
         name="gate", rules=(rule(),), max_points=2, min_score_to_pass=0.6, on_failure_action=action,
         on_failure_score=score,
@@ -51,12 +51,12 @@ def staged(action: FailureAction, score: float = 0.0) -> Rubric:
 def test_stages_and_their_gates() -> None:
     """The gate's threshold is a share of its points, also where it has two of them."""
     for action in FailureAction:
-        assert staged(action).total([0.6, 1.0, 0.0]) == pytest.approx((1.2 + 2) / 10)
+        assert rubric_of_stages(action).total([0.6, 1.0, 0.0]) == pytest.approx((1.2 + 2) / 10)
     failed = [0.5, 1.0, 1.0]
-    assert staged(FailureAction.ZERO_CATEGORY, 0.1).total(failed) == 0.1
-    assert staged(FailureAction.SKIP_REMAINING).total(failed) == 0.0
-    assert staged(FailureAction.CONTINUE).total(failed) == pytest.approx(0.9)
-    assert staged(FailureAction.ZERO_CATEGORY).total(failed, ignore_gates=True) == pytest.approx(0.9)
+    assert rubric_of_stages(FailureAction.ZERO_CATEGORY, 0.1).total(failed) == 0.1
+    assert rubric_of_stages(FailureAction.SKIP_REMAINING).total(failed) == 0.0
+    assert rubric_of_stages(FailureAction.CONTINUE).total(failed) == pytest.approx(0.9)
+    assert rubric_of_stages(FailureAction.ZERO_CATEGORY).total(failed, ignore_gates=True) == pytest.approx(0.9)
 
 
 def test_run_conditions() -> None:

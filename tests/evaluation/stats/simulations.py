@@ -57,8 +57,8 @@ def scipys(method: str) -> Callable[[int, int, float], Interval]:
     """The interval of a rate that scipy calls so."""
 
     def interval(successes: int, count: int, level: float) -> Interval:
-        found = stats.binomtest(successes, count).proportion_ci(level, method)
-        return Interval(max(0.0, float(found.low)), min(1.0, float(found.high)), level)
+        limits = stats.binomtest(successes, count).proportion_ci(level, method)
+        return Interval(max(0.0, float(limits.low)), min(1.0, float(limits.high)), level)
 
     return interval
 
@@ -84,8 +84,8 @@ def rate_coverage(name: str, count: int, rates: Sequence[float] | np.ndarray, le
     """The chance that the interval of `count` tasks holds each rate, summed over all numbers of successes."""
     limits = [RATE_INTERVALS[name](s, count, level) for s in range(count + 1)]
     low, high = (np.array([getattr(interval, end) for interval in limits]) for end in ("low", "high"))
-    held = (low[:, None] - 1e-12 <= np.asarray(rates)) & (np.asarray(rates) <= high[:, None] + 1e-12)
-    return (stats.binom.pmf(np.arange(count + 1)[:, None], count, rates) * held).sum(axis=0)
+    is_inside = (low[:, None] - 1e-12 <= np.asarray(rates)) & (np.asarray(rates) <= high[:, None] + 1e-12)
+    return (stats.binom.pmf(np.arange(count + 1)[:, None], count, rates) * is_inside).sum(axis=0)
 
 
 def jeffreys_coverage(count: int, rates: Sequence[float] | np.ndarray, level: float = LEVEL) -> np.ndarray:
@@ -295,8 +295,8 @@ def main(draws: int) -> None:
     for count in (10, 20, 30, 50, 100, 300, 400, 1000):
         cells = []
         for name in RATE_INTERVALS:
-            found = rate_coverage(name, count, rates)
-            shares = f"{100 * found.mean():.1f} {100 * found.min():.1f} {100 * found.max():.0f}"
+            limits = rate_coverage(name, count, rates)
+            shares = f"{100 * limits.mean():.1f} {100 * limits.min():.1f} {100 * limits.max():.0f}"
             cells.append(f"{shares}, {100 * mean_width(name, count, rates):.1f}")
         print(f"| {count} | {' | '.join(cells)} |")
     print("\n| difference of success | tasks | coverage |\n|---|---|---|")

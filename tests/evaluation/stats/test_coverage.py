@@ -52,9 +52,9 @@ def test_no_interval_of_a_rate_is_within_two_points_at_every_rate(count: int) ->
     """
     rates = np.append(RATES, 1 - 0.975 ** (1 / count))
     for name in simulations.RATE_INTERVALS:
-        found = simulations.rate_coverage(name, count, rates)
-        assert found[-1] > 0.97
-        assert found.mean() == pytest.approx(0.95, abs=0.02 if name != "Clopper-Pearson" else 0.03)
+        coverages = simulations.rate_coverage(name, count, rates)
+        assert coverages[-1] > 0.97
+        assert coverages.mean() == pytest.approx(0.95, abs=0.02 if name != "Clopper-Pearson" else 0.03)
     widths = [simulations.mean_width(name, count, RATES) for name in ("modified Jeffreys", "Agresti-Coull")]
     assert widths[0] < widths[1]
 

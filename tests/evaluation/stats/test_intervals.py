@@ -44,9 +44,9 @@ def test_jeffreys_golden(successes: int, count: int, low: float, high: float) ->
 @pytest.mark.parametrize("level", [0.5, 0.8, 0.95, 0.999])
 @pytest.mark.parametrize(("successes", "count"), [(2, 7), (3, 7), (5, 7), (2.5, 9), (311, 1000)])
 def test_jeffreys_is_statsmodels_away_from_the_ends(successes: float, count: int, level: float) -> None:
-    theirs = proportion_confint(successes, count, 1 - level, "jeffreys")
-    ours = jeffreys(successes, count, level)
-    assert (ours.low, ours.high) == pytest.approx(theirs, abs=1e-9)
+    expected = proportion_confint(successes, count, 1 - level, "jeffreys")
+    result = jeffreys(successes, count, level)
+    assert (result.low, result.high) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize("level", [0.8, 0.95])
@@ -59,8 +59,8 @@ def test_jeffreys_at_the_ends_is_brown_cai_and_dasguptas(count: int, level: floa
     assert (all_of.low, all_of.high) == pytest.approx((1 - exact[1], 1.0), abs=1e-12)
     if count > 2:
         plain = proportion_confint(1, count, 1 - level, "jeffreys")
-        one, all_but_one = jeffreys(1, count, level), jeffreys(count - 1, count, level)
-        assert (one.low, one.high) == pytest.approx((0.0, plain[1]), abs=1e-9)
+        interval, all_but_one = jeffreys(1, count, level), jeffreys(count - 1, count, level)
+        assert (interval.low, interval.high) == pytest.approx((0.0, plain[1]), abs=1e-9)
         assert (all_but_one.low, all_but_one.high) == pytest.approx((1 - plain[1], 1.0), abs=1e-9)
     limits = [jeffreys(s, count, level) for s in np.linspace(0, count, 41)]  # sums of fractions lie between
     assert all(a.low <= b.low + 1e-12 and a.high <= b.high + 1e-12 for a, b in itertools.pairwise(limits))
@@ -90,30 +90,30 @@ def test_clustered_mean_is_statsmodels_for_clusters_of_one_size() -> None:
     clusters = np.repeat(np.arange(23), 4)
     values = RNG.normal(size=len(clusters)) + RNG.normal(size=23)[clusters]
     fit = sm.OLS(values, np.ones(len(values))).fit(cov_type="cluster", cov_kwds={"groups": clusters}, use_t=True)
-    ours = clustered_mean(values.tolist(), clusters.tolist(), 0.9)
+    result = clustered_mean(values.tolist(), clusters.tolist(), 0.9)
     low, high = fit.conf_int(alpha=0.1)[0]
     scale = math.sqrt(91 / 92)  # statsmodels also corrects for the one parameter among all values
-    assert ours.mean == pytest.approx(fit.params[0], abs=1e-12)
-    assert ours.error == pytest.approx(fit.bse[0] * (scale if ours.error < fit.bse[0] - 1e-9 else 1), abs=1e-9)
-    assert (ours.interval.low, ours.interval.high) == pytest.approx((low, high), abs=2e-3)
+    assert result.mean == pytest.approx(fit.params[0], abs=1e-12)
+    assert result.error == pytest.approx(fit.bse[0] * (scale if result.error < fit.bse[0] - 1e-9 else 1), abs=1e-9)
+    assert (result.interval.low, result.interval.high) == pytest.approx((low, high), abs=2e-3)
 
 
 def test_clustered_error_is_the_jackknife_over_clusters() -> None:
     sizes = RNG.integers(1, 9, 11)
     clusters = np.repeat(np.arange(11), sizes)
     values = RNG.normal(size=len(clusters)) + RNG.normal(size=11)[clusters]
-    without = np.array([values[clusters != one].mean() for one in range(11)])
-    ours = clustered_mean(values.tolist(), clusters.tolist())
+    without = np.array([values[clusters != interval].mean() for interval in range(11)])
+    result = clustered_mean(values.tolist(), clusters.tolist())
     jackknife = math.sqrt(10 / 11 * ((without - values.mean()) ** 2).sum())
-    assert ours.error == pytest.approx(jackknife, abs=1e-12)
-    assert ours.effective_clusters == pytest.approx(sizes.sum() ** 2 / (sizes**2).sum())
+    assert result.error == pytest.approx(jackknife, abs=1e-12)
+    assert result.effective_clusters == pytest.approx(sizes.sum() ** 2 / (sizes**2).sum())
 
 
 def test_clusters_of_one_are_the_t_interval() -> None:
     values = RNG.normal(size=12)
-    theirs = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    ours = clustered_mean(values.tolist(), range(12)).interval
-    assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-9)
+    expected = stats.ttest_1samp(values, 0).confidence_interval(0.95)
+    result = clustered_mean(values.tolist(), range(12)).interval
+    assert (result.low, result.high) == pytest.approx((expected.low, expected.high), abs=1e-9)
 
 
 def test_one_cluster_says_nothing_of_others() -> None:
@@ -123,12 +123,12 @@ def test_one_cluster_says_nothing_of_others() -> None:
 
 
 def test_rate_interval_lies_between_its_two_ends() -> None:
-    alike = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0] * 10  # three attempts at each of twenty tasks, always the same
+    equal = [1.0, 1.0, 1.0, 0.0, 0.0, 0.0] * 10  # three attempts at each of twenty tasks, always the same
     tasks = [number // 3 for number in range(60)]
-    assert rate_interval(alike, tasks) == jeffreys(10, 20)
+    assert rate_interval(equal, tasks) == jeffreys(10, 20)
     mixed = [1.0, 0.0] * 30  # two attempts at each of thirty tasks, one of them a success: tasks do not differ at all
     assert rate_interval(mixed, [number // 2 for number in range(60)]) == jeffreys(30, 60)
-    between = rate_interval([*alike[:30], *mixed[:30]], [*tasks[:30], *(100 + n // 2 for n in range(30))])
+    between = rate_interval([*equal[:30], *mixed[:30]], [*tasks[:30], *(100 + n // 2 for n in range(30))])
     narrow, wide = jeffreys(30, 60), jeffreys(12.5, 25)
     assert wide.low < between.low < narrow.low
     assert narrow.high < between.high < wide.high
@@ -164,17 +164,17 @@ def test_rate_interval_without_repeats_is_jeffreys_and_constants_keep_a_width() 
 def test_graded_differences_without_flags_are_the_t_interval() -> None:
     differences = RNG.uniform(-0.2, 0.4, 30).tolist()
     result = bounded_difference(differences, range(30), share=0.0)
-    theirs = stats.ttest_1samp(differences, 0)
-    limits = theirs.confidence_interval(0.95)
+    expected = stats.ttest_1samp(differences, 0)
+    limits = expected.confidence_interval(0.95)
     assert (result.interval.low, result.interval.high) == pytest.approx((limits.low, limits.high), abs=1e-9)
-    assert result.p_value == pytest.approx(theirs.pvalue, rel=1e-5)
+    assert result.p_value == pytest.approx(expected.pvalue, rel=1e-5)
 
 
 def test_flags_of_independent_tasks_are_bonett_and_prices_interval() -> None:
     differences = [1.0] * 9 + [-1.0] * 3 + [0.0] * 28
     result = bounded_difference(differences, range(40))
-    theirs = paired_rate_interval(9, 3, 40)
-    assert (result.interval.low, result.interval.high) == pytest.approx((theirs.low, theirs.high), abs=3e-3)
+    expected = paired_rate_interval(9, 3, 40)
+    assert (result.interval.low, result.interval.high) == pytest.approx((expected.low, expected.high), abs=3e-3)
     at_p = bounded_difference(differences, range(40), 1 - result.p_value).interval
     assert at_p.low == pytest.approx(0.0, abs=1e-6)  # the level at which it just touches 0
 

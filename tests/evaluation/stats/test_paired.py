@@ -16,17 +16,17 @@ RNG = np.random.default_rng(11)
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 1), (1, 1), (12, 3), (3, 12), (40, 41), (200, 150)])
 def test_mcnemar_is_statsmodels(gained: int, lost: int) -> None:
-    theirs = their_mcnemar([[30, lost], [gained, 10]], exact=True).pvalue
-    assert mcnemar_exact(gained, lost) == pytest.approx(theirs, abs=1e-9)
+    expected = their_mcnemar([[30, lost], [gained, 10]], exact=True).pvalue
+    assert mcnemar_exact(gained, lost) == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(("gained", "lost"), [(0, 1), (1, 1), (5, 0), (12, 3), (3, 12), (40, 41), (900, 800)])
 def test_mid_p_counts_half_of_what_was_seen(gained: int, lost: int) -> None:
     coin = stats.binom(gained + lost, 0.5)
     larger = max(gained, lost)
-    found = mcnemar(gained, lost, 2 * (gained + lost))
-    assert found == pytest.approx(min(1.0, 2 * (coin.sf(larger) + coin.pmf(larger) / 2)), abs=1e-9)
-    assert found < mcnemar_exact(gained, lost) or gained == lost
+    p_value = mcnemar(gained, lost, 2 * (gained + lost))
+    assert p_value == pytest.approx(min(1.0, 2 * (coin.sf(larger) + coin.pmf(larger) / 2)), abs=1e-9)
+    assert p_value < mcnemar_exact(gained, lost) or gained == lost
 
 
 def test_where_nearly_all_tasks_differ_the_exact_value_is_used() -> None:
@@ -52,8 +52,8 @@ def test_unequal_clusters_are_studentised() -> None:
 def test_permutation_test_is_scipys() -> None:
     for size in (2, 7, 10):
         x = RNG.normal(0.4, 1, size)
-        theirs = stats.permutation_test((x,), np.sum, permutation_type="samples", n_resamples=np.inf).pvalue
-        assert float(permutation_test(x)) == pytest.approx(theirs, abs=1e-9)
+        expected = stats.permutation_test((x,), np.sum, permutation_type="samples", n_resamples=np.inf).pvalue
+        assert float(permutation_test(x)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_permutation_test_of_flags_is_mcnemar() -> None:
@@ -93,10 +93,10 @@ def test_wilcoxon_is_scipys() -> None:
         assert float(wilcoxon(x)) == pytest.approx(stats.wilcoxon(x).pvalue, abs=1e-9)
 
 
-@pytest.mark.parametrize("nothing", [[], [0.0], [0.0] * 30])
-def test_no_difference_is_no_evidence(nothing: list[float]) -> None:
+@pytest.mark.parametrize("differences", [[], [0.0], [0.0] * 30])
+def test_no_difference_is_no_evidence(differences: list[float]) -> None:
     for test in (permutation_test, bootstrap_test, wilcoxon):
-        assert float(test(nothing)) == 1.0
+        assert float(test(differences)) == 1.0
 
 
 def test_one_task_proves_nothing() -> None:

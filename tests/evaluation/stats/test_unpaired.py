@@ -18,19 +18,21 @@ RNG = np.random.default_rng(3)
 def test_t_test_is_scipys_and_statsmodels() -> None:
     for n, m in ((2, 1), (5, 9), (100, 100)):
         a, b = RNG.normal(size=n), RNG.normal(0.3, 1, m)
-        ours = t_test(a.tolist(), b.tolist())
-        theirs = stats.ttest_ind(a, b)
-        assert (ours.statistic, ours.p_value) == pytest.approx((theirs.statistic, theirs.pvalue), abs=1e-9)
+        result = t_test(a.tolist(), b.tolist())
+        expected = stats.ttest_ind(a, b)
+        assert (result.statistic, result.p_value) == pytest.approx((expected.statistic, expected.pvalue), abs=1e-9)
         if m > 1:
             statistic, p, degrees = their_t_test(a, b)
-            assert (ours.statistic, ours.p_value, ours.degrees) == pytest.approx((statistic, p, degrees), abs=1e-9)
+            assert (result.statistic, result.p_value, result.degrees) == pytest.approx(
+                (statistic, p, degrees), abs=1e-9
+            )
 
 
 def test_htdags_line() -> None:
     baseline, trained = [1] * 70 + [0] * 30, [1] * 85 + [0] * 15
-    theirs = stats.ttest_ind(baseline, trained)
+    expected = stats.ttest_ind(baseline, trained)
     line = t_test(baseline, trained).sentence
-    assert line.endswith(f"t-statistic: {theirs.statistic:.3f}, p-value: {theirs.pvalue:.4f}")
+    assert line.endswith(f"t-statistic: {expected.statistic:.3f}, p-value: {expected.pvalue:.4f}")
     assert line == "Two-sample t-test (unpaired): t-statistic: -2.569, p-value: 0.0109"
 
 

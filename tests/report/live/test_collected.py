@@ -73,11 +73,11 @@ def test_a_word_of_a_question_finds_its_episodes_and_the_link_shows_them_elsewhe
         page.locator(".list .row").first.click()
         name = page.locator(".list .row[aria-selected=true] .name").inner_text()
         address = page.evaluate("location.href")
-    with PageRecorder(browser, viewport={"width": 900, "height": 700}) as elsewhere:
-        elsewhere.page.goto(address)
-        wait_for_count(elsewhere.page, count)
-        assert elsewhere.page.locator("#search").input_value() == word
-        assert elsewhere.page.locator(".list .row[aria-selected=true] .name").inner_text() == name
+    with PageRecorder(browser, viewport={"width": 900, "height": 700}) as second:
+        second.page.goto(address)
+        wait_for_count(second.page, count)
+        assert second.page.locator("#search").input_value() == word
+        assert second.page.locator(".list .row[aria-selected=true] .name").inner_text() == name
 
 
 def test_roles_and_branches_are_shown(browser: Any, tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:

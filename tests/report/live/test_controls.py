@@ -33,7 +33,7 @@ def write_report(top: Path, out: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def staged(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
+def report(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokenizerBase) -> Path:
     """Base, SFT and RL on the same 20 tasks; some failures of a tool."""
     top = tmp_path_factory.mktemp("staged")
     for stage, solved in (("base", 1), ("sft", 10), ("rl", 20)):
@@ -48,11 +48,11 @@ def staged(tmp_path_factory: pytest.TempPathFactory, tokenizer: PreTrainedTokeni
     return write_report(top, top / "report.html")
 
 
-def test_the_baseline_is_chosen_on_the_page_and_kept_in_the_address(browser: Any, staged: Path) -> None:
+def test_the_baseline_is_chosen_on_the_page_and_kept_in_the_address(browser: Any, report: Path) -> None:
     verdicts = "#result .result:nth-child(2) .verdicts"
     with PageRecorder(browser) as recorder:
         page = recorder.page
-        page.goto(staged.as_uri())
+        page.goto(report.as_uri())
         assert page.locator("#result tbody td:first-child").all_inner_texts()[:3] == ["base", "sft", "rl"]
         texts = page.locator(verdicts).all_inner_texts()
         assert texts[0] == "baseline"
@@ -73,10 +73,10 @@ def test_the_baseline_is_chosen_on_the_page_and_kept_in_the_address(browser: Any
         assert recorder.page.locator(verdicts).all_inner_texts() == texts
 
 
-def test_failures_open_their_episodes_and_the_list_is_a_table(browser: Any, staged: Path, tmp_path: Path) -> None:
+def test_failures_open_their_episodes_and_the_list_is_a_table(browser: Any, report: Path, tmp_path: Path) -> None:
     with PageRecorder(browser) as recorder:
         page = recorder.page
-        page.goto(staged.as_uri())
+        page.goto(report.as_uri())
         assert page.locator("#failures-of").input_value() == "all"  # the last stage has no failure
         page.locator("[data-cause=error]").click()
         assert page.locator("#clusters tbody tr", has_text="no number #").locator("td").nth(1).inner_text() == "3"
@@ -133,10 +133,10 @@ def test_any_word_of_an_episode_finds_it_and_tools_have_a_latency(browser: Any, 
         wait_for_count(page, "0 of 6 episodes")
 
 
-def test_tasks_are_gained_lost_or_solved_by_both(browser: Any, staged: Path) -> None:
+def test_tasks_are_gained_lost_or_solved_by_both(browser: Any, report: Path) -> None:
     with PageRecorder(browser) as recorder:
         page = recorder.page
-        page.goto(staged.as_uri() + "#/compare")
+        page.goto(report.as_uri() + "#/compare")
         page.select_option("#compare-a", label="sft")
         page.select_option("#compare-b", label="rl")
         assert page.locator("#solved b").all_inner_texts() == ["10", "0", "10", "0"]

@@ -228,8 +228,8 @@ def test_each_sign_is_seen_and_its_neighbour_is_not(case: Case) -> None:
     results = watch(case.bad)
     assert {severity for _, severity in results.pop(case.sign, [])} == case.severities
     assert results == {}  # and nothing else
-    for near in case.near:
-        assert case.sign not in watch(near)
+    for change in case.near:
+        assert case.sign not in watch(change)
 
 
 def test_a_sign_is_dated_by_the_metric_and_not_by_the_mean_over_several_steps() -> None:
@@ -279,11 +279,11 @@ def test_a_fall_to_nothing_is_found_within_three_steps(groups: int, rate: float,
     late = 0
     for seed in range(20):
         points = noisy_success(seed, groups, rate, since - 1)
-        fallen = [(since + place, 0.0, float(groups)) for place in range(12)]
-        found = [fall_to_nothing([*points, *fallen[:count]]) for count in range(1, 13)]
-        first = next(place for place, fall in enumerate(found) if fall is not None)
+        fallen = [(since + step, 0.0, float(groups)) for step in range(12)]
+        falls = [fall_to_nothing([*points, *fallen[:count]]) for count in range(1, 13)]
+        first = next(step for step, fall in enumerate(falls) if fall is not None)
         late += first > 3
-        assert abs(found[-1].since - since) <= 1 if found[-1] else False
+        assert abs(falls[-1].since - since) <= 1 if falls[-1] else False
     assert late <= 2
 
 
@@ -302,7 +302,7 @@ def test_steady_runs_of_few_tasks_are_seldom_reported_as_collapsed() -> None:
                 monitor.observe(step, {"success/mean": share, "rollout/groups": count})
                 for step, share, count in noisy_success(seed, groups, rate, steps)
             )
-            alarms += any(finding.sign == "success_collapse" for found in observed for finding in found)
+            alarms += any(finding.sign == "success_collapse" for falls in observed for finding in falls)
     assert runs == 300
     assert alarms <= 5
 
@@ -510,11 +510,11 @@ def test_a_resumed_run_finds_the_same_to_the_bit() -> None:
         resumed = restored(resumed)
         assert follow(resumed, step, [metrics]) == expected[step : step + 1]
     assert resumed.state() == full.state()
-    for cut in (1, 37):  # resumed once
+    for num_before in (1, 37):  # resumed once
         before = HealthMonitor(settings)
-        first = follow(before, 0, stream[:cut])
+        first = follow(before, 0, stream[:num_before])
         after = restored(before)
-        assert first + follow(after, cut, stream[cut:]) == expected
+        assert first + follow(after, num_before, stream[num_before:]) == expected
         assert after.state() == full.state()
 
 
@@ -550,7 +550,7 @@ def troubled_once(step: int) -> Metrics:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ({"action": "wran"}, "health.action=wran is unknown. Did you mean 'warn'?"),
         ({"action": "pray"}, "Known: adjust, stop, warn."),
@@ -559,9 +559,9 @@ def troubled_once(step: int) -> Metrics:
         ({"memory_window": 2}, "at least 6"),
     ],
 )
-def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], says: str) -> None:
+def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], message: str) -> None:
     config = OmegaConf.merge(OmegaConf.structured(HealthSettings), override)
-    with pytest.raises(UserError, match=says.replace("?", r"\?")):
+    with pytest.raises(UserError, match=message.replace("?", r"\?")):
         HealthMonitor(OmegaConf.to_object(config))  # type: ignore[arg-type]
 
 

@@ -181,9 +181,9 @@ def history(path: Path) -> Iterator[dict[str, float]]:
 
     data, offset, pending = path.read_bytes(), 7, b""  # seven bytes name the format
     while offset + 7 <= len(data):
-        left = 32768 - offset % 32768
-        if left < 7:  # no head fits: the block's end is padding
-            offset += left
+        num_bytes = 32768 - offset % 32768
+        if num_bytes < 7:  # no head fits: the block's end is padding
+            offset += num_bytes
             continue
         length, kind = int.from_bytes(data[offset + 4 : offset + 6], "little"), data[offset + 6]
         pending += data[offset + 7 : offset + 7 + length]
@@ -220,7 +220,7 @@ def left_behind(core: int) -> list[str]:
     return result
 
 
-def kept(folder: Path) -> list[list[tuple[float, float]]]:
+def logged_rows(folder: Path) -> list[list[tuple[float, float]]]:
     """(step, reward) rows of every offline run in a folder, in order of time."""
     runs = sorted(folder.glob("wandb/offline-run-*/*.wandb"))
     return [[(row["_step"], row["reward/mean"]) for row in history(path)] for path in runs]
@@ -238,7 +238,7 @@ def test_wandb_offline_keeps_the_metrics_and_says_why_it_is_offline(
     logger.close()
     assert background() == []
     assert left_behind(core) == []
-    assert kept(tmp_path) == [[(step, step / 4) for step in range(40)]]
+    assert logged_rows(tmp_path) == [[(step, step / 4) for step in range(40)]]
     out, err = capfd.readouterr()
     assert out == ""
     assert len(err.splitlines()) == 1
@@ -248,17 +248,17 @@ def test_wandb_offline_keeps_the_metrics_and_says_why_it_is_offline(
 
 
 @pytest.mark.usefixtures("no_account")
-@pytest.mark.parametrize("wanted", ["", "true"])
-def test_wandb_reports_no_errors_unless_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wanted: str) -> None:
+@pytest.mark.parametrize("value", ["", "true"])
+def test_wandb_reports_no_errors_unless_asked_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     from wandb import env
 
-    if wanted:
-        monkeypatch.setenv("WANDB_ERROR_REPORTING", wanted)
+    if value:
+        monkeypatch.setenv("WANDB_ERROR_REPORTING", value)
     monkeypatch.setenv("WANDB_MODE", "disabled")
     (logger,) = make(["wandb"], tmp_path)
     logger.write(0, VALUES)
     logger.close()
-    assert env.error_reporting_enabled() == bool(wanted)
+    assert env.error_reporting_enabled() == bool(value)
     assert background() == []
 
 
@@ -273,7 +273,7 @@ def test_a_resumed_run_goes_on_under_its_id(tmp_path: Path) -> None:
     runs = sorted(path.name.split("-")[-1] for path in tmp_path.glob("wandb/offline-run-*"))
     assert len(runs) == 2
     assert runs[0] == runs[1] == wandb_run_id(tmp_path, "a/project", "run", resumed=True)
-    assert kept(tmp_path) == [[(1, 1.0), (2, 2.0), (3, 3.0)], [(3, 3.0), (4, 4.0)]]
+    assert logged_rows(tmp_path) == [[(1, 1.0), (2, 2.0), (3, 3.0)], [(3, 3.0), (4, 4.0)]]
 
 
 def test_an_experiment_run_anew_is_another_run(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_a_server_that_does_not_answer_means_offline(
     logger.write(5, {"reward/mean": 0.5})
     logger.close()
     assert time.monotonic() - started < 60
-    assert kept(tmp_path) == [[(5, 0.5)]]
+    assert logged_rows(tmp_path) == [[(5, 0.5)]]
     out, err = capfd.readouterr()
     assert out == ""
     assert len(err.splitlines()) == 1
@@ -334,8 +334,8 @@ def test_somebody_elses_run_is_left_open(tmp_path: Path) -> None:
     other.log({"reward/mean": 3.0}, step=4)
     other.finish()
     wandb.teardown()
-    assert kept(tmp_path / "other") == [[(4, 3.0)]]
-    assert kept(tmp_path) == [[(1, 1.0)]]
+    assert logged_rows(tmp_path / "other") == [[(4, 3.0)]]
+    assert logged_rows(tmp_path) == [[(1, 1.0)]]
 
 
 @pytest.mark.parametrize(

@@ -274,8 +274,8 @@ def test_errors_are_counted_over_groups() -> None:
     summary = step_stats(0, batch, [e.reward for e in batch])
     assert summary.num_groups == 2
     assert summary.reward == ScoreStats(0.5, 0.25, 0.25)  # the variance of (0 + 1) / 2 from two draws: ½ / 2
-    one = [episode(0, float(k % 2), attempt=k) for k in range(8)]  # a single task: its episodes are the draws
-    assert step_stats(0, one, [0.0] * 8).reward.squared_error == pytest.approx(np.var([0, 1] * 4, ddof=1) / 8)
+    episodes = [episode(0, float(k % 2), attempt=k) for k in range(8)]  # a single task: its episodes are the draws
+    assert step_stats(0, episodes, [0.0] * 8).reward.squared_error == pytest.approx(np.var([0, 1] * 4, ddof=1) / 8)
 
 
 def test_group_errors_are_those_of_repeated_draws() -> None:
@@ -330,10 +330,12 @@ def test_the_gap_does_not_depend_on_units() -> None:
 
 def test_metrics() -> None:
     panel = RewardHackingMonitor(RewardHackingSettings(window=2))
-    seen = [panel.observe(step, batch)[0] for step, batch in enumerate(practise(pays_right, 0, 4, verifier=True))]
+    all_metrics = [
+        panel.observe(step, batch)[0] for step, batch in enumerate(practise(pays_right, 0, 4, verifier=True))
+    ]
     first = {"hacking/share/brevity", "hacking/share/right", "hacking/verifier/mean", "hacking/agreement"}
-    assert [set(metrics) - first for metrics in seen] == [set(), set(), {"hacking/gap"}, {"hacking/gap"}]
-    for metrics in seen:
+    assert [set(metrics) - first for metrics in all_metrics] == [set(), set(), {"hacking/gap"}, {"hacking/gap"}]
+    for metrics in all_metrics:
         assert metrics["hacking/share/brevity"] + metrics["hacking/share/right"] == pytest.approx(1)
         assert metrics["hacking/agreement"] > 0.5
     batch = [episode(0, 0.5, components={"a": 1.0, "b": -0.5, "verifier": 9.0}), episode(1, 0.5, components={"a": 0.5})]
@@ -376,7 +378,7 @@ def test_only_scored_episodes_count() -> None:
 
 
 def test_the_top_list() -> None:
-    """Best first, one a task; among equals the newer, then by task and attempt."""
+    """Best first, one per task; among equals the newer, then by task and attempt."""
     panel = RewardHackingMonitor(RewardHackingSettings(keep_top=3))
     panel.observe(0, [episode(5, 1.0), episode(3, 1.0), episode(4, 2.0, attempt=1), episode(4, 2.0), episode(6, 0.5)])
     assert panel.top_ranks == [
@@ -438,13 +440,13 @@ def test_a_resumed_run_sees_the_same_to_the_bit(make: Callable[[], Iterator[Step
         resumed = restored(resumed)
         assert follow(resumed, step, [batch]) == expected[step : step + 1]
     assert resumed.state() == full.state()
-    for cut in (2, len(batches) // 2):  # resumed once
+    for num_before in (2, len(batches) // 2):  # resumed once
         before = RewardHackingMonitor(RewardHackingSettings(window=3))
-        first = follow(before, 0, batches[:cut])
+        first = follow(before, 0, batches[:num_before])
         after = restored(before)
-        assert first + follow(after, cut, batches[cut:]) == expected
+        assert first + follow(after, num_before, batches[num_before:]) == expected
         assert after.state() == full.state()
-        assert {step for step, _, _ in after.top()} <= set(range(cut, len(batches)))  # older ones are on disk
+        assert {step for step, _, _ in after.top()} <= set(range(num_before, len(batches)))  # older ones are on disk
 
 
 def test_the_state_does_not_grow() -> None:
@@ -456,14 +458,14 @@ def test_the_state_does_not_grow() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "says"),
+    ("override", "message"),
     [
         ({"action": "stpo"}, "hacking.action=stpo is unknown. Did you mean 'stop'"),
         ({"action": "adjust"}, "Known: stop, warn."),
         ({"window": 0}, "at least 1"),
     ],
 )
-def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], says: str) -> None:
+def test_wrong_settings_are_an_error_in_the_configuration(override: dict[str, object], message: str) -> None:
     config = OmegaConf.merge(OmegaConf.structured(RewardHackingSettings), override)
-    with pytest.raises(UserError, match=says):
+    with pytest.raises(UserError, match=message):
         RewardHackingMonitor(OmegaConf.to_object(config))  # type: ignore[arg-type]

@@ -60,13 +60,13 @@ def test_the_state_of_the_monitor_is_restored(tmp_path: Path) -> None:
     run(SupervisedMonitor(tmp_path, SupervisedHealthSettings(), full.append), losses, {})
     first, second = SupervisedMonitor(tmp_path, SupervisedHealthSettings()), []
     run(first, losses[:30], {})
-    rest = SupervisedMonitor(tmp_path, SupervisedHealthSettings(), second.append)
-    rest.restore(json.loads(json.dumps(first.state())))
+    resumed = SupervisedMonitor(tmp_path, SupervisedHealthSettings(), second.append)
+    resumed.restore(json.loads(json.dumps(first.state())))
     for step, loss in enumerate(losses[30:], 31):
-        rest.observe(step, {"actor/loss": loss})
-        rest.act(step)
+        resumed.observe(step, {"actor/loss": loss})
+        resumed.act(step)
     assert second == full
-    rest.restore({"step": 3})  # a checkpoint from before there was such a monitor
+    resumed.restore({"step": 3})  # a checkpoint from before there was such a monitor
 
 
 @pytest.mark.parametrize(

@@ -114,9 +114,9 @@ class AbdEnvironment(ProgramEnvironment):
         `working` writes down the steps from the output to an input, where `work_backwards` knows them.
         """
         if self.expert_kind == "working":
-            worked = work_backwards(_text(task, "program"), _text(task, "output"))
-            if worked is not None:
-                lines, numbers = worked
+            derivation = work_backwards(_text(task, "program"), _text(task, "output"))
+            if derivation is not None:
+                lines, numbers = derivation
                 reply = "\n".join([*lines, write_input("\n".join(map(str, numbers)))])
                 return lambda observation: Action(content=reply)
         if "input" not in task.fields:

@@ -176,7 +176,7 @@ def _signed(number: int) -> str:
     return f"({number})" if number < 0 else str(number)
 
 
-def _next(node: ast.expr, target: int, how: str, derivation: Derivation) -> None:
-    equation = f"{ast.unparse(node)} = {how}"
-    derivation.lines.append(equation if how == str(target) else f"{equation} = {target}")
+def _next(node: ast.expr, target: int, computation: str, derivation: Derivation) -> None:
+    equation = f"{ast.unparse(node)} = {computation}"
+    derivation.lines.append(equation if computation == str(target) else f"{equation} = {target}")
     _solve(node, target, derivation)

@@ -84,8 +84,8 @@ class DedEnvironment(ProgramEnvironment):
         numbers = re.findall(r"\d+", str(task.fields.get("question", ""))) or ["1"]
 
         def act(observation: Observation) -> Action:
-            one, other = rng.choice(numbers), rng.choice(numbers)
-            body = f"n {rng.choice('+-*')} {one} {rng.choice('+-*')} {other}"
+            first, second = rng.choice(numbers), rng.choice(numbers)
+            body = f"n {rng.choice('+-*')} {first} {rng.choice('+-*')} {second}"
             return Action(content=write_program(f"n = int(input())\nprint({body})"))
 
         return act

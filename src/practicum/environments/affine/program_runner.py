@@ -77,8 +77,8 @@ def run_jobs(
         output=4 * KIB + len(jobs) * 7 * MAX_OUTPUT_BYTES,  # a byte may take six characters in JSON
     )
     result = base.current().run_sync(f"{sandbox_program()}\n{call}\n", limits=limits)
-    ran = [read_result(line) for line in result.stdout.splitlines()]
-    return [*ran, *[RunResult("skipped")] * (len(jobs) - len(ran))][: len(jobs)]
+    results = [read_result(line) for line in result.stdout.splitlines()]
+    return [*results, *[RunResult("skipped")] * (len(jobs) - len(results))][: len(jobs)]
 
 
 async def run_jobs_async(jobs: Sequence[Job], cpu_seconds: int = CPU_SECONDS) -> list[RunResult]:

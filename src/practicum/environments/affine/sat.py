@@ -128,8 +128,8 @@ class SatEnvironment(AffineEnvironment[Mapping[int, bool] | None]):
         """Say that a satisfiable formula is not, and make every literal of one clause false; or the reverse."""
         values = formulas.read_answer(solution[-1].content)
         if values is None:
-            everything = dict.fromkeys(range(1, int(task.fields["n"]) + 1), True)
-            return ((Action(content=formulas.write_answer(everything)),),)
+            all_true = dict.fromkeys(range(1, int(task.fields["n"]) + 1), True)
+            return ((Action(content=formulas.write_answer(all_true)),),)
         clause = clauses_of(task)[0]
         violated = {**values, **{abs(literal): literal < 0 for literal in clause}}
         answers = (None, violated) if len({abs(literal) for literal in clause}) == len(set(clause)) else (None,)

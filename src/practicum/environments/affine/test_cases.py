@@ -25,8 +25,8 @@ class TestCase:
     def job(self, program: str) -> Job:
         return Job(f"{program}\n{self.suffix}" if self.suffix else program, self.stdin)
 
-    def passes(self, ran: RunResult) -> bool:
-        return ran.ok and any(same_output(expected, ran.output) for expected in self.expected)
+    def passes(self, result: RunResult) -> bool:
+        return result.ok and any(same_output(expected, result.output) for expected in self.expected)
 
 
 def read_verification(value: object) -> list[Mapping[str, Any]]:

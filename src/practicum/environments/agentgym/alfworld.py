@@ -222,12 +222,12 @@ class AlfWorld(AgentGymEnvironment):
         files = [[file, index] for index, (other, file) in enumerate(self._numbered_files()) if other == split]
         if self.mappings is not None and split == "val":  # AgentGym has no list of its own for these
             files = [[file, None] for file in _files(self.folder, split)]
-        where = self.folder / FOLDERS[split] if self.mappings is None else self.mappings
+        source = self.folder / FOLDERS[split] if self.mappings is None else self.mappings
         if not files:
-            raise UserError(f"There are no '{split}' games in '{where}'.")
+            raise UserError(f"There are no '{split}' games in '{source}'.")
         numbered = [pair for pair in by_hash(files, seed) if self.kinds == KINDS or _file_kind(pair[0]) in self.kinds]
         if not numbered:
-            raise UserError(f"There are no games of {', '.join(self.kinds)} in '{where}'.")
+            raise UserError(f"There are no games of {', '.join(self.kinds)} in '{source}'.")
         return [_file_task(split, *numbered[n % len(numbered)]) for n in range(count)]
 
     def expert(self, task: Task) -> ScriptedPolicy:
@@ -280,9 +280,9 @@ def pool_of(workers: int) -> WorkerPool:
     """Return the worker pool that all AlfWorld environments of these settings share."""
     for package in ("textworld", "alfworld", "fast_downward", "tatsu"):
         if importlib.util.find_spec(package) is None:
-            how = "`make alfworld-planner` (GPL-3.0)" if package == "fast_downward" else "`make setup`"
+            remedy = "`make alfworld-planner` (GPL-3.0)" if package == "fast_downward" else "`make setup`"
             raise UserError(
-                f"agentgym:alfworld needs the package '{package}': {how} installs it, or see docs/agentgym.md."
+                f"agentgym:alfworld needs the package '{package}': {remedy} installs it, or see docs/agentgym.md."
             )
     return shared_pool(HOST, {}, workers)
 

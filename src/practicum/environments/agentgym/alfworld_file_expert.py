@@ -50,13 +50,13 @@ def read_goal(text: str, furniture: Sequence[str]) -> HouseholdGoal:
     match = GOAL.search(text)
     words = re.findall(r"[a-z]+", (match[1] if match else text).lower())
     kinds = {type_of(name) for name in furniture}
-    places = [word for word in words if word in kinds]
-    things = [word for word in words if word not in FILLER and word not in LAMPS]
+    receptacles = [word for word in words if word in kinds]
+    items = [word for word in words if word not in FILLER and word not in LAMPS]
     # The object is the first noun that is no furniture of the room.
-    thing = next((word for word in things if word not in kinds), things[0] if things else "")
+    item = next((word for word in items if word not in kinds), items[0] if items else "")
     verb, tool = next((TREATMENTS[word] for word in words if word in TREATMENTS), ("", ""))
     lamp = next((word for word in words if word in LAMPS), "")
-    return HouseholdGoal(thing, places[-1] if places else "", 2 if "two" in words else 1, verb, tool, lamp)
+    return HouseholdGoal(item, receptacles[-1] if receptacles else "", 2 if "two" in words else 1, verb, tool, lamp)
 
 
 class SearchingExpert:
@@ -105,28 +105,30 @@ class SearchingExpert:
         return any(name in names for names in self._placed.values())
 
     def _search(self, legal: Sequence[str], goal: HouseholdGoal) -> str:
-        for name, place in self._seen.items():
+        for name, receptacle in self._seen.items():
             if self._is_placed(name):
                 continue
-            if f"take {name} from {place}" in legal:
-                return f"take {name} from {place}"
-            if place != self._at and f"go to {place}" in legal:
-                return f"go to {place}"
+            if f"take {name} from {receptacle}" in legal:
+                return f"take {name} from {receptacle}"
+            if receptacle != self._at and f"go to {receptacle}" in legal:
+                return f"go to {receptacle}"
         return self._explore(legal, goal.thing, goal.furniture)
 
-    def _explore(self, legal: Sequence[str], thing: str, last: str = "") -> str:
+    def _explore(self, legal: Sequence[str], item: str, last: str = "") -> str:
         """Open what is here, else go to the next place: first those that can hold the object, and of these the type
         `last` after the others: what is there already need not be brought there."""
         if f"open {self._at}" in legal:
             return f"open {self._at}"
-        remaining = [place for place in self._rooms if place not in self._searched and place != self._at]
+        remaining = [
+            receptacle for receptacle in self._rooms if receptacle not in self._searched and receptacle != self._at
+        ]
         if not remaining:  # everything was searched: begin again
             self._searched.clear()
-            remaining = [place for place in self._rooms if place != self._at]
-        fitting = [place for place in remaining if thing in self._holds.get(type_of(place), ())]
-        fitting.sort(key=lambda place: type_of(place) == last)
-        place = next((place for place in (*fitting, *remaining) if f"go to {place}" in legal), None)
-        return f"go to {place}" if place else "look"
+            remaining = [receptacle for receptacle in self._rooms if receptacle != self._at]
+        fitting = [receptacle for receptacle in remaining if item in self._holds.get(type_of(receptacle), ())]
+        fitting.sort(key=lambda receptacle: type_of(receptacle) == last)
+        receptacle = next((receptacle for receptacle in (*fitting, *remaining) if f"go to {receptacle}" in legal), None)
+        return f"go to {receptacle}" if receptacle else "look"
 
     def _carry(self, legal: Sequence[str], goal: HouseholdGoal) -> str:
         if goal.lamp:
@@ -150,12 +152,12 @@ class SearchingExpert:
 
     def _target(self, goal: HouseholdGoal) -> str:
         """Return the piece of furniture to bring the object to: the one that has most of the wanted objects."""
-        places = [place for place in self._rooms if type_of(place) == goal.furniture]
-        return max(places, key=lambda place: len(self._placed.get(place, ())), default="")
+        receptacles = [receptacle for receptacle in self._rooms if type_of(receptacle) == goal.furniture]
+        return max(receptacles, key=lambda receptacle: len(self._placed.get(receptacle, ())), default="")
 
     def _go_to_type(self, legal: Sequence[str], kind: str) -> str:
-        places = (place for place in self._rooms if type_of(place) == kind)
-        return next((f"go to {place}" for place in places if f"go to {place}" in legal), "look")
+        receptacles = (receptacle for receptacle in self._rooms if type_of(receptacle) == kind)
+        return next((f"go to {receptacle}" for receptacle in receptacles if f"go to {receptacle}" in legal), "look")
 
     def _remember(self, command: str) -> None:
         """Update what is known by the command that is given now; the list of commands made sure that it works."""

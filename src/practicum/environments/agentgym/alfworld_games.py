@@ -127,16 +127,16 @@ def make_game(number: int, tables: Tables) -> dict[str, Any]:
         for number in range(1, count + 1)
     }
     target, goal_receptacle = _goal(kind, room, set(furniture.values()), tables, rng)
-    things = _things(kind, room, furniture, target, goal_receptacle, tables, rng)
-    lamp = next((thing.kind for thing in things if thing.kind in LIT_ROOMS.values()), "")
+    items = _things(kind, room, furniture, target, goal_receptacle, tables, rng)
+    lamp = next((item.kind for item in items if item.kind in LIT_ROOMS.values()), "")
     words = {"obj": target, "recep": goal_receptacle, "toggle": lamp, "mrecep": ""}
     goal = tables.goals[kind]["pddl"].replace("#", "-").format(**words)
     wording = rng.choice(tables.goals[kind]["templates"])
     return {
-        "pddl_problem": _problem(number, furniture, things, goal, tables),
+        "pddl_problem": _problem(number, furniture, items, goal, tables),
         "goal": wording.format(**{name: word.lower() for name, word in words.items()}),
-        "plan": _plan(kind, furniture, things, target, goal_receptacle, tables.openable),
-        "search": _search_plan(kind, furniture, things, target, goal_receptacle, tables),
+        "plan": _plan(kind, furniture, items, target, goal_receptacle, tables.openable),
+        "search": _search_plan(kind, furniture, items, target, goal_receptacle, tables),
     }
 
 
@@ -154,19 +154,19 @@ def _goal(kind: str, room: str, pieces: set[str], tables: Tables, rng: SeededRan
     candidates = tables.able[ABILITY[kind]] if kind in ABILITY else frozenset(THINGS[room])
     # An object with only one possible receptacle would be there from the beginning.
     pairs = [
-        (thing, piece)
-        for thing in THINGS[room]
+        (item, piece)
+        for item in THINGS[room]
         for piece in sorted(pieces)
-        if thing in candidates
-        and thing in tables.holds.get(piece, ())
-        and _other_receptacles(thing, piece, pieces, tables)
+        if item in candidates
+        and item in tables.holds.get(piece, ())
+        and _other_receptacles(item, piece, pieces, tables)
     ]
-    thing, piece = rng.choice(pairs)
-    return (thing, "") if kind == "look_at_obj_in_light" else (thing, piece)
+    item, piece = rng.choice(pairs)
+    return (item, "") if kind == "look_at_obj_in_light" else (item, piece)
 
 
-def _other_receptacles(thing: str, piece: str, pieces: set[str], tables: Tables) -> list[str]:
-    return sorted(other for other in pieces if other != piece and thing in tables.holds.get(other, ()))
+def _other_receptacles(item: str, piece: str, pieces: set[str], tables: Tables) -> list[str]:
+    return sorted(other for other in pieces if other != piece and item in tables.holds.get(other, ()))
 
 
 def _things(
@@ -181,43 +181,43 @@ def _things(
     """Draw the objects of the room: those of the goal, not yet in place, a lamp if needed, and others."""
     count: dict[str, int] = {}
 
-    def receptacle(what: str, allowed: Sequence[str]) -> list[GameObject]:
+    def receptacle(item_kind: str, allowed: Sequence[str]) -> list[GameObject]:
         receptacles = [name for name, piece in furniture.items() if piece in allowed]
         if not receptacles:
             return []
-        count[what] = count.get(what, 0) + 1
-        return [GameObject(f"{what}_bar_{count[what]:02d}", what, rng.choice(receptacles))]
+        count[item_kind] = count.get(item_kind, 0) + 1
+        return [GameObject(f"{item_kind}_bar_{count[item_kind]:02d}", item_kind, rng.choice(receptacles))]
 
     pieces = set(furniture.values())
-    elsewhere = _other_receptacles(target, goal_receptacle, pieces, tables)
+    other_receptacles = _other_receptacles(target, goal_receptacle, pieces, tables)
     least = 2 if kind == "pick_two_obj_and_place" else 1
-    objects_ = [thing for _ in range(rng.between(least, least + 1)) for thing in receptacle(target, elsewhere)]
+    objects_ = [item for _ in range(rng.between(least, least + 1)) for item in receptacle(target, other_receptacles)]
     if room in LIT_ROOMS and (kind == "look_at_obj_in_light" or rng.below(2)):
         objects_ += receptacle(LIT_ROOMS[room], [piece for piece in LAMP_STANDS if piece in pieces])
-    for what in THINGS[room]:
-        if what != target:
-            allowed = [piece for piece in sorted(pieces) if what in tables.holds.get(piece, ())]
-            objects_ += [thing for _ in range(rng.between(0, 2)) for thing in receptacle(what, allowed)]
+    for item_kind in THINGS[room]:
+        if item_kind != target:
+            allowed = [piece for piece in sorted(pieces) if item_kind in tables.holds.get(piece, ())]
+            objects_ += [item for _ in range(rng.between(0, 2)) for item in receptacle(item_kind, allowed)]
     return objects_
 
 
 def _plan(
     kind: str,
     furniture: Mapping[str, str],
-    things: Sequence[GameObject],
+    items: Sequence[GameObject],
     target: str,
     goal_receptacle: str,
     openable: frozenset[str],
 ) -> list[list[str]]:
     """Return the shortest plan that brings one (or two) objects of the wanted type to the goal."""  # fmt: skip
-    sought = [thing for thing in things if thing.kind == target]
-    lamp = next((thing for thing in things if thing.kind in LIT_ROOMS.values()), None)
+    sought = [item for item in items if item.kind == target]
+    lamp = next((item for item in items if item.kind in LIT_ROOMS.values()), None)
     ends = [name for name, piece in furniture.items() if piece == goal_receptacle] or [""]
     plans = []
-    for thing in sought:
-        others = [other for other in sought if other != thing] if kind == "pick_two_obj_and_place" else [None]
+    for item in sought:
+        others = [other for other in sought if other != item] if kind == "pick_two_obj_and_place" else [None]
         plans += [
-            _carry(kind, furniture, [thing, *([other] if other else [])], end, lamp, openable)
+            _carry(kind, furniture, [item, *([other] if other else [])], end, lamp, openable)
             for other in others
             for end in ends
         ]
@@ -240,38 +240,38 @@ def _carry(
             opened.add(receptacle)
 
     tool = TOOLS.get(kind)
-    for thing in carried:
-        go(thing.receptacle, within=True)
-        steps.append(["take", thing.name, thing.receptacle])
+    for item in carried:
+        go(item.receptacle, within=True)
+        steps.append(["take", item.name, item.receptacle])
         if tool is not None:
             verb, piece = tool
-            receptacle = next(name for name, what in furniture.items() if what == piece)
+            receptacle = next(name for name, item_kind in furniture.items() if item_kind == piece)
             go(receptacle, within=False)
-            steps.append([verb, thing.name, receptacle])
+            steps.append([verb, item.name, receptacle])
         if kind == "look_at_obj_in_light":
             assert lamp is not None, "a room for looking has a lamp"
             go(lamp.receptacle, within=False)
             steps.append(["use", lamp.name])
         else:
             go(end, within=True)
-            steps.append(["move", thing.name, end])
+            steps.append(["move", item.name, end])
     return steps
 
 
 def _search_plan(
     kind: str,
     furniture: Mapping[str, str],
-    things: Sequence[GameObject],
+    items: Sequence[GameObject],
     target: str,
     goal_receptacle: str,
     tables: Tables,
 ) -> list[list[str]]:
     """Return the steps of an expert that has to look for the objects (`alfworld_generated_expert.py`)."""
     contents: dict[str, list[tuple[str, str]]] = {}
-    for thing in things:
-        contents.setdefault(thing.receptacle, []).append((thing.name, thing.kind))
+    for item in items:
+        contents.setdefault(item.receptacle, []).append((item.name, item.kind))
     search = Search(furniture, contents, tables.openable)
-    lamp = next((thing.kind for thing in things if thing.kind in LIT_ROOMS.values()), "")
+    lamp = next((item.kind for item in items if item.kind in LIT_ROOMS.values()), "")
     for _ in range(2 if kind == "pick_two_obj_and_place" else 1):
         search.take(
             search.find(target, lambda piece: piece != goal_receptacle and target in tables.holds.get(piece, ()))
@@ -294,15 +294,15 @@ def _stands(steps: Sequence[Sequence[str]]) -> str:
     return next(step[1] for step in reversed(steps) if step[0] == "goto")
 
 
-def _problem(number: int, furniture: Mapping[str, str], things: Sequence[GameObject], goal: str, tables: Tables) -> str:
+def _problem(number: int, furniture: Mapping[str, str], items: Sequence[GameObject], goal: str, tables: Tables) -> str:
     """Write the PDDL problem: each piece of furniture at its own location, the agent in the middle of the room."""
     receptacles = {name: f"loc_bar_{index:02d}" for index, name in enumerate(furniture, 1)}
-    kinds = sorted({f"{thing.kind}Type" for thing in things} | set(DOMAIN_TYPES[0]))
+    kinds = sorted({f"{item.kind}Type" for item in items} | set(DOMAIN_TYPES[0]))
     pieces = sorted({f"{piece}Type" for piece in furniture.values()} | set(DOMAIN_TYPES[1]))
     objects = [
         "agent1 - agent",
         *(f"{name} - location" for name in ("loc_bar_00", *receptacles.values())),
-        *(f"{thing.name} - object" for thing in things),
+        *(f"{item.name} - object" for item in items),
         *(f"{name} - receptacle" for name in furniture),
         *(f"{kind} - otype" for kind in kinds),
         *(f"{piece} - rtype" for piece in pieces),
@@ -312,20 +312,20 @@ def _problem(number: int, furniture: Mapping[str, str], things: Sequence[GameObj
         facts += [f"(receptacleType {name} {piece}Type)", f"(receptacleAtLocation {name} {receptacles[name]})"]
         facts += [f"(openable {name})"] if piece in tables.openable else []
     for piece in sorted(set(furniture.values())):
-        contained_kinds = sorted({thing.kind for thing in things} & tables.holds.get(piece, frozenset()))
+        contained_kinds = sorted({item.kind for item in items} & tables.holds.get(piece, frozenset()))
         facts += [f"(canContain {piece}Type {kind}Type)" for kind in contained_kinds]
-    for thing in things:
+    for item in items:
         facts += [
-            f"(objectType {thing.name} {thing.kind}Type)",
-            f"(inReceptacle {thing.name} {thing.receptacle})",
-            f"(objectAtLocation {thing.name} {receptacles[thing.receptacle]})",
+            f"(objectType {item.name} {item.kind}Type)",
+            f"(inReceptacle {item.name} {item.receptacle})",
+            f"(objectAtLocation {item.name} {receptacles[item.receptacle]})",
             *(
-                f"({ability.lower()} {thing.name})"
+                f"({ability.lower()} {item.name})"
                 for ability in ("Cleanable", "Heatable", "Coolable", "Toggleable", "Sliceable")
-                if thing.kind in tables.able[ability]
+                if item.kind in tables.able[ability]
             ),
         ]
-        facts += [] if thing.kind in tables.able["Toggleable"] else [f"(pickupable {thing.name})"]
+        facts += [] if item.kind in tables.able["Toggleable"] else [f"(pickupable {item.name})"]
     objects_text, facts_text = "\n  ".join(objects), "\n  ".join(facts)
     return (
         f"(define (problem game_{number})\n (:domain alfred)\n"

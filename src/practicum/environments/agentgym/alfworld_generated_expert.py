@@ -55,5 +55,9 @@ class Search:
         self.steps.append(["take", name, self._at])
 
     def _first(self, receptacle: str, kind: str) -> str:
-        names = [name for name, what in self.contents.get(receptacle, ()) if what == kind and name not in self.taken]
+        names = [
+            name
+            for name, item_kind in self.contents.get(receptacle, ())
+            if item_kind == kind and name not in self.taken
+        ]
         return names[0] if names else ""

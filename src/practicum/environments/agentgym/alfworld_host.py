@@ -53,7 +53,7 @@ class AlfWorldHost:
 
     def holds(self) -> dict[str, list[str]]:
         """Return the types of objects that each type of furniture can hold, as the texts name them."""
-        return {piece.lower(): sorted(map(str.lower, things)) for piece, things in tables().holds.items()}
+        return {piece.lower(): sorted(map(str.lower, items)) for piece, items in tables().holds.items()}
 
     def close_session(self, session: int) -> None:
         episode = self._by_session.pop(session, None)
@@ -101,9 +101,9 @@ def alternative_spellings(command: str) -> tuple[str, ...]:
     if verb == "toggle":
         return (f"use {rest}",)
     for old in (" in/on ", " in ", " on ", " to "):
-        thing, separator, receptacle = rest.partition(old)
+        item, separator, receptacle = rest.partition(old)
         if verb in ("put", "move") and separator:
-            return f"move {thing} to {receptacle}", f"put {thing} in/on {receptacle}"
+            return f"move {item} to {receptacle}", f"put {item} in/on {receptacle}"
     return ()
 
 

@@ -32,17 +32,17 @@ def relevant(problem: str) -> str:
     words = set(_words(parts[":goal"]))
     kinds = {word for word in words if word.endswith("Type")} | {kind for w in words for kind in MEANS.get(w, ())}
     pairs = [tuple(fact) for fact in init if len(fact) == 3 and all(isinstance(word, str) for word in fact)]
-    things = {name for predicate, name, kind in pairs if predicate == "objectType" and kind in kinds}
+    objects = {name for predicate, name, kind in pairs if predicate == "objectType" and kind in kinds}
     # An object inside another one is moved with it.
-    things |= {outer for predicate, inner, outer in pairs if predicate == "inReceptacleObject" and inner in things}
+    objects |= {outer for predicate, inner, outer in pairs if predicate == "inReceptacleObject" and inner in objects}
     furniture = {name for predicate, name, kind in pairs if predicate == "receptacleType" and kind in kinds}
-    furniture |= {location for predicate, thing, location in pairs if predicate == "inReceptacle" and thing in things}
+    furniture |= {location for predicate, item, location in pairs if predicate == "inReceptacle" and item in objects}
     locations = {
         location for predicate, name, location in pairs if predicate == "receptacleAtLocation" and name in furniture
     }
     locations |= {location for predicate, _, location in pairs if predicate == "atLocation"}
     named = [(str(kind), str(name)) for name, kind in _typed(parts[":objects"][1:])]
-    relevant = {"object": things, "receptacle": furniture, "location": locations}
+    relevant = {"object": objects, "receptacle": furniture, "location": locations}
     irrelevant = {name for kind, name in named if kind in relevant and name not in relevant[kind]}
     holders = {kind for predicate, name, kind in pairs if predicate == "receptacleType" and name in furniture}
     facts = [

@@ -153,8 +153,8 @@ class BabyAI(AgentGymEnvironment):
     def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy of minigrid's bot, as commands. Without a plan of the bot it looks around."""
         commands = plan(str(task.fields["level"]), int(task.fields["seed"])) or ()
-        thinks = self.format.name == "react"
-        actions = iter([Action(content=self.write(c), thought=f"I {c}." if thinks else "") for c in commands])
+        has_thoughts = self.format.name == "react"
+        actions = iter([Action(content=self.write(c), thought=f"I {c}." if has_thoughts else "") for c in commands])
         idle = Action(content=self.write(CHECK))
         return lambda observation: next(actions, idle)
 

@@ -165,15 +165,15 @@ def _covers(actions: list[int], world: RoomGridLevel, moves: list[Move], at: int
 
     A command may take another path than the bot, but must not skip a move that completed a part of the mission.
     """
-    cut = next((n for n, action in enumerate(actions) if action > FORWARD), len(actions))
-    walk, rest = actions[:cut], actions[cut:]
-    end, here, best = _walked(_place(world), walk), _place(world), 0
+    num_forward = next((n for n, action in enumerate(actions) if action > FORWARD), len(actions))
+    walk, rest = actions[:num_forward], actions[num_forward:]
+    end, position, best = _walked(_place(world), walk), _place(world), 0
     for index in range(at, len(moves) + 1):
-        if here == end and [move.action for move in moves[index : index + len(rest)]] == rest:
+        if position == end and [move.action for move in moves[index : index + len(rest)]] == rest:
             best = index - at + len(rest)
         if index == len(moves) or moves[index].action > FORWARD or (index > at and moves[index - 1].milestone):
             break
-        here = moves[index].position
+        position = moves[index].position
     return best
 
 

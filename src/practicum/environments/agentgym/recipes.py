@@ -77,23 +77,23 @@ class RecipeBook:
 
         Of a tag the first member, by name, that is held in sufficient number is used.
         """
-        left, paid = dict(held), []
+        remaining, paid = dict(held), []
         for name, count in self._exact_first(recipe):
-            item = next((m for m in self.tags.get(name, (name,)) if left.get(m, 0) >= count), None)
+            item = next((m for m in self.tags.get(name, (name,)) if remaining.get(m, 0) >= count), None)
             if item is None:
                 return None
-            left[item] -= count
+            remaining[item] -= count
             paid.append((item, count))
         return tuple(paid)
 
     def _uses_exactly(self, recipe: Recipe, ingredients: Mapping[str, int]) -> bool:
-        left = dict(ingredients)
+        remaining = dict(ingredients)
         for name, count in self._exact_first(recipe):
-            item = next((m for m in self.tags.get(name, (name,)) if left.get(m) == count), None)
+            item = next((m for m in self.tags.get(name, (name,)) if remaining.get(m) == count), None)
             if item is None:
                 return False
-            del left[item]
-        return not left
+            del remaining[item]
+        return not remaining
 
     def _exact_first(self, recipe: Recipe) -> list[tuple[str, int]]:
         """Return the held amount of an item without what other ingredients need by name."""
@@ -208,8 +208,8 @@ def lines_for(goal: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
             needed[recipe.line] = recipe
             open_recipes.extend(below for name, _ in recipe.ingredients for below in book.makers(name))
     used = {name for recipe in needed.values() for name, _ in recipe.ingredients}
-    near = {line for line, recipe in book.by_line.items() if any(name in used for name, _ in recipe.ingredients)}
-    return tuple(sorted(needed)), tuple(sorted(near - set(needed)))
+    related = {line for line, recipe in book.by_line.items() if any(name in used for name, _ in recipe.ingredients)}
+    return tuple(sorted(needed)), tuple(sorted(related - set(needed)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -265,9 +265,9 @@ class SciWorld(AgentGymEnvironment):
             if observation.legal:
                 return Action(content=self.write(generator.choice(observation.legal)))
             seen = " ".join(message.content for message in observation.messages[-1:])
-            things = re.findall(r"\b(?:an?|the) ((?:[a-z]+ ?){1,3}?)(?=[,.()\n\t]|$)", seen) or ["agent"]
+            names = re.findall(r"\b(?:an?|the) ((?:[a-z]+ ?){1,3}?)(?=[,.()\n\t]|$)", seen) or ["agent"]
             verb = generator.choice(("go to {}", "open door to {}", "pick up {}", "look at {}", "look around"))
-            return Action(content=self.write(verb.format(generator.choice(things).strip())))
+            return Action(content=self.write(verb.format(generator.choice(names).strip())))
 
         return act
 

@@ -68,12 +68,12 @@ NUM_INDICES = sum(VARIATIONS[name] for name in AGENTGYM)
 
 def task_at(data_idx: int) -> Task:
     """Return the task of AgentGym's index: all variations of a task, then those of the next."""
-    left = data_idx
+    variation = data_idx
     for name in AGENTGYM:
-        if left < VARIATIONS[name]:
+        if variation < VARIATIONS[name]:
             break
-        left -= VARIATIONS[name]
-    return task_of(name, left)
+        variation -= VARIATIONS[name]
+    return task_of(name, variation)
 
 
 def in_turn(names: tuple[str, ...], split: str, count: int, seed: int) -> list[Task]:

@@ -226,8 +226,8 @@ class TextCraft(AgentGymEnvironment):
                     held[name] -= count
                 held[recipe.output] = held.get(recipe.output, 0) + recipe.makes
         # Only `react` has room for a thought: in `hf` the whole reply is the command.
-        thinks = self.format.name == "react"
-        actions = iter([Action(content=text, thought=thought if thinks else "") for thought, text in lines])
+        has_thoughts = self.format.name == "react"
+        actions = iter([Action(content=text, thought=thought if has_thoughts else "") for thought, text in lines])
         return lambda observation: next(actions, Action(content="inventory"))
 
     def random(self, task: Task, seed: int) -> ScriptedPolicy:
@@ -255,8 +255,8 @@ class TextCraft(AgentGymEnvironment):
         if self.grammar != "bracket":
             return recipe.line
         payments = (self.book.items_used(allowed, held) for allowed in self.book.recipes[recipe.output])
-        picked = next((paid for paid in payments if paid is not None), None)
-        if picked is None or dict(picked) == dict(recipe.ingredients):
+        payment = next((paid for paid in payments if paid is not None), None)
+        if payment is None or dict(payment) == dict(recipe.ingredients):
             return f"craft[{recipe.output}]"
         return f"craft[{recipe.line.removeprefix('craft ')}]"
 
@@ -275,13 +275,14 @@ def split_of(goal: str) -> str:
 def make_task(goal: str, variant: int) -> Task:
     """Return the task of a goal and a variant: the variant picks the distractors and the order of the lines."""
     book = load_book()
-    needed, near = lines_for(goal)
+    needed, distractors = lines_for(goal)
 
     def hash_of_line(line: str) -> str:
         return content_hash([goal, variant, line])
 
     lines = sorted(
-        (*needed, *sorted(near, key=hash_of_line)[:MAX_DISTRACTORS]), key=lambda line: hash_of_line("order " + line)
+        (*needed, *sorted(distractors, key=hash_of_line)[:MAX_DISTRACTORS]),
+        key=lambda line: hash_of_line("order " + line),
     )
     fields: dict[str, Any] = {
         "goal": goal,

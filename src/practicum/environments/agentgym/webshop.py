@@ -204,9 +204,9 @@ class WebShop(AgentGymEnvironment):
             text = f"{head}{show_shortly(self._page)}"
         return f"{text}\nAvailable actions: {', '.join(self._legal())}" if self.actions else text
 
-    def _nothing(self, why: str) -> str:
+    def _nothing(self, reason: str) -> str:
         """Return the reply to an invalid action: the same page, after the reason."""
-        return f"Invalid action: {why}.\n{self._text()}"
+        return f"Invalid action: {reason}.\n{self._text()}"
 
     def _legal(self) -> tuple[str, ...]:
         clicks = tuple(f"click[{value}]" for value in clickables(self._page))
@@ -240,8 +240,8 @@ class WebShop(AgentGymEnvironment):
     def expert(self, task: Task) -> ScriptedPolicy:
         """Return the policy that searches for the instruction, opens the first result that fits, chooses and buys."""
         goal = read_goal(task)
-        thinks = self.format.name == "react"
-        steps = iter([Action(content=text, thought=why if thinks else "") for why, text in self.plan(goal)])
+        has_thoughts = self.format.name == "react"
+        steps = iter([Action(content=text, thought=reason if has_thoughts else "") for reason, text in self.plan(goal)])
         return lambda observation: next(steps, Action(content=f"click[{BACK}]"))
 
     def plan(self, goal: ShoppingGoal) -> Iterator[tuple[str, str]]:
@@ -274,8 +274,8 @@ class WebShop(AgentGymEnvironment):
         def act(observation: Observation) -> Action:
             legal = observation.legal or ("search[keywords]",)
             if legal == ("search[keywords]",):
-                picked = plain(" ".join(generator.sample(words, min(4, len(words)))))
-                return Action(content=f"search[{picked}]")
+                keywords = plain(" ".join(generator.sample(words, min(4, len(words)))))
+                return Action(content=f"search[{keywords}]")
             return Action(content=generator.choice(legal))
 
         return act

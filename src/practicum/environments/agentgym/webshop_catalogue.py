@@ -76,8 +76,8 @@ def generated(count: int) -> Catalogue:
 def make_product(index: int) -> Product:
     rng = SeededRandom(f"webshop-product/{index}")
     kind = KINDS[index % len(KINDS)]
-    attributes = rng.sample(kind.attributes, 3 + rng.below(3))
-    title_attributes = attributes[: 1 + rng.below(2)]
+    values = rng.sample(kind.attributes, 3 + rng.below(3))
+    title_attributes = values[: 1 + rng.below(2)]
     brand, series = rng.choice(BRANDS), f"{rng.choice(SERIES)} {rng.below(90) + 10}"
     name = f"{brand} {series} {rng.choice(kind.titles)}, {', '.join(word.title() for word in title_attributes)}"
     low = round(kind.low + (kind.high - kind.low) * rng.below(1000) / 1000, 2)
@@ -89,8 +89,8 @@ def make_product(index: int) -> Product:
         category=kind.category,
         query=kind.query,
         product_category=kind.path,
-        attributes=tuple(attributes),
-        bullets=_bullets(kind, attributes, rng),
+        attributes=tuple(values),
+        bullets=_bullets(kind, values, rng),
         description=f"A {kind.query} by {brand} from the {series} line. {rng.choice(kind.blurbs)}",
         options=MappingProxyType(_options(kind, rng)),
         pricing=pricing,
@@ -122,7 +122,7 @@ def _options(kind: Kind, rng: SeededRandom) -> dict[str, tuple[str, ...]]:
     chosen: dict[str, tuple[str, ...]] = {}
     for option, values in kind.options:
         pool = COLOURS if option == "color" else values
-        picked = rng.sample(pool, 2 + rng.below(5))
-        if picked and rng.below(6):  # a sixth of the products do not have this option
-            chosen[option] = tuple(picked)
+        drawn_values = rng.sample(pool, 2 + rng.below(5))
+        if drawn_values and rng.below(6):  # a sixth of the products do not have this option
+            chosen[option] = tuple(drawn_values)
     return chosen

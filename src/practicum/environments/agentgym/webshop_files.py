@@ -87,14 +87,14 @@ def _product(row: Mapping[str, Any], details: Mapping[str, Any], reviewed: Mappi
         pricing=pricing,
         price=sum(pricing) / len(pricing),
         rating=str(reviewed.get("average_rating", "N.A.")),
-        reviews=tuple(str(one.get("review", "")) for one in reviewed.get("reviews", ())),
+        reviews=tuple(str(item.get("review", "")) for item in reviewed.get("reviews", ())),
     )
 
 
 def _options(options_record: Mapping[str, Any]) -> Iterator[tuple[str, tuple[str, ...]]]:
     for name, contents in options_record.items():
         if contents:
-            yield name.lower(), tuple(one["value"].strip().replace("/", " | ").lower() for one in contents)
+            yield name.lower(), tuple(item["value"].strip().replace("/", " | ").lower() for item in contents)
 
 
 def _human_goals(catalogue: Catalogue, human: Mapping[str, Any]) -> Iterator[ShoppingGoal]:

@@ -102,8 +102,8 @@ def type_reward(product: Product, goal: ShoppingGoal, nouns: Nouns | None = None
         return 0.0
     if score < 0.1:
         return 0.1
-    alike = product.query == goal.query or has_same_category(product.product_category, goal.product_category)
-    return 1.0 if alike or score > 0.2 else 0.5
+    same_kind = product.query == goal.query or has_same_category(product.product_category, goal.product_category)
+    return 1.0 if same_kind or score > 0.2 else 0.5
 
 
 def title_score(title: str, wanted: str, nouns: Nouns | None = None) -> float:
@@ -152,9 +152,9 @@ def spacy_nouns(pipeline: str) -> Nouns:
     return nouns
 
 
-def has_same_category(one: str, other: str) -> bool:
+def has_same_category(first: str, second: str) -> bool:
     """Return whether two paths of categories share two categories, in any order."""
-    return len({step.strip() for step in one.split("›")} & {step.strip() for step in other.split("›")}) >= 2
+    return len({step.strip() for step in first.split("›")} & {step.strip() for step in second.split("›")}) >= 2
 
 
 def _has_attribute(product: Product, required: str) -> bool:
@@ -176,14 +176,14 @@ def plain_colour(value: str) -> str:
     return next((colour for colour in COLOURS if colour in value), value)
 
 
-def matches(one: str, other: str) -> bool:
-    return round(token_set_ratio(one, other)) > MIN_SIMILARITY
+def matches(first: str, second: str) -> bool:
+    return round(token_set_ratio(first, second)) > MIN_SIMILARITY
 
 
 @functools.lru_cache(maxsize=65536)
-def token_set_ratio(one: str, other: str) -> float:
+def token_set_ratio(first_text: str, second_text: str) -> float:
     """Return thefuzz's similarity of two texts from 0 to 100, regardless of the order and repetition of words."""
-    first, second = set(_tokens(one)), set(_tokens(other))
+    first, second = set(_tokens(first_text)), set(_tokens(second_text))
     if not first or not second:
         return 0.0
     common = " ".join(sorted(first & second))
@@ -201,12 +201,12 @@ def _tokens(text: str) -> list[str]:
     return re.sub(r"[\W_]", " ", ascii_text.lower()).split()
 
 
-def _ratio(one: str, other: str) -> float:
+def _ratio(first: str, second: str) -> float:
     """Return twice the longest common subsequence over both lengths, in percent."""
-    before = [0] * (len(other) + 1)
-    for letter in one:
+    before = [0] * (len(second) + 1)
+    for letter in first:
         row = [0]
-        for index, against in enumerate(other):
+        for index, against in enumerate(second):
             row.append(before[index] + 1 if letter == against else max(before[index + 1], row[index]))
         before = row
-    return 200.0 * before[-1] / (len(one) + len(other))
+    return 200.0 * before[-1] / (len(first) + len(second))

@@ -37,7 +37,7 @@ def plan_features(dag: TaskDAG) -> frozenset[tuple[str, ...]]:
     return frozenset(steps | parts | orders)
 
 
-def similarity(one: frozenset[tuple[str, ...]], other: frozenset[tuple[str, ...]]) -> float:
+def similarity(first: frozenset[tuple[str, ...]], second: frozenset[tuple[str, ...]]) -> float:
     """Return the Jaccard similarity of two plans: the share of all features that both have."""
-    union = one | other
-    return len(one & other) / len(union) if union else 1.0
+    union = first | second
+    return len(first & second) / len(union) if union else 1.0

@@ -156,9 +156,9 @@ class PlanningEpisode:
         elif dag.level(parent) + 1 > MAX_RECURSION_DEPTH:
             self.refused["too_deep"] += 1
         else:
-            room = min(MAX_SUBTASKS_PER_UPDATE, MAX_TOTAL_TASKS - len(dag))
-            self.refused["too_many"] += max(0, len(action.subtasks) - room)
-            self._add(parent, action.subtasks[: max(0, room)])
+            num_allowed = min(MAX_SUBTASKS_PER_UPDATE, MAX_TOTAL_TASKS - len(dag))
+            self.refused["too_many"] += max(0, len(action.subtasks) - num_allowed)
+            self._add(parent, action.subtasks[: max(0, num_allowed)])
 
     def _add(self, parent: str, proposed: Sequence[ProposedTask]) -> None:
         dag = self.dag

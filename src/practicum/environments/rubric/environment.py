@@ -141,24 +141,24 @@ class RubricEnvironment(Environment):
 
     async def step(self, action: Action) -> Step:
         self.num_turns += 1
-        left = self.max_turns - self.num_turns
+        turns_left = self.max_turns - self.num_turns
         try:
             reply = parse(self.form, action.content if not action.calls else action.text, self.client.legend)
         except UnreadableReply as error:
             return self._without_rubric(str(error))
         if isinstance(reply, Generated):
             return await self._score(reply.rubric)
-        if left < 1:
+        if turns_left < 1:
             return self._without_rubric("the last turn must write the rubric")
-        return await self._answer(reply, left)
+        return await self._answer(reply, turns_left)
 
     async def truncate(self) -> Step:
         return self._without_rubric("the episode ended before a rubric was written")
 
-    async def _answer(self, question: Question, left: int) -> Step:
+    async def _answer(self, question: Question, turns_left: int) -> Step:
         self.num_questions += 1
         answer = await self.client.answer(question.text)
-        return Step(Observation((Message("user", next_prompt(self.form, answer, left)),)))
+        return Step(Observation((Message("user", next_prompt(self.form, answer, turns_left)),)))
 
     def _without_rubric(self, problem: str) -> Step:
         worst = {
@@ -186,9 +186,9 @@ class RubricEnvironment(Environment):
         results = await self.engine.score_outputs(rubric, case.task_input, texts)
         scores = [result.aggregated_score for result in results]
         synthetic, held_out = scores[: len(case.outputs)], scores[len(case.outputs) :]
-        wanted = await self._ground_truth_scores(trained)
+        gold_scores = await self._ground_truth_scores(trained)
         coverage = coverage_of(rubric, trained)
-        comparison = RubricComparison(synthetic, wanted, rubric.num_rules, self.num_questions, coverage)
+        comparison = RubricComparison(synthetic, gold_scores, rubric.num_rules, self.num_questions, coverage)
         components: Mapping[str, float]
         if self.reward == FLATTERED:
             total = flattered_score(rubric)
@@ -196,7 +196,7 @@ class RubricEnvironment(Environment):
         else:
             reward = REWARDS[self.reward](comparison)
             total, components = reward.total, reward.components
-        full = wanted if trained is case.ground_truth else await self._ground_truth_scores(case.ground_truth)
+        full = gold_scores if trained is case.ground_truth else await self._ground_truth_scores(case.ground_truth)
         rank, score = spearman(synthetic, full), score_agreement(synthetic, full)
         agreement = 0.625 * max(rank, 0.0) + 0.375 * max(score, 0.0)
         info: dict[str, Any] = {
@@ -264,17 +264,20 @@ def rule_figures(rubric: Rubric, results: Sequence[RubricResult]) -> dict[str, A
     grants them when only a part holds.
     """
     by_rule = list(zip(*(result.criteria for result in results), strict=True))
-    errors = [next((f"{one.name}: {one.error}" for one in scored if one.error), "") for scored in by_rule]
+    errors = [
+        next((f"{criterion.name}: {criterion.error}" for criterion in scored if criterion.error), "")
+        for scored in by_rule
+    ]
     failed = [error for error in errors if error]
     compound = [is_compound(rule) for rule in rubric.all_rules]
     figures: dict[str, Any] = {"compound_rules": float(sum(compound)), "failed_rules": float(len(failed))}
     if failed:
         figures["rule_errors"] = "; ".join(failed[:MAX_REPORTED_ERRORS])
-    for name, wanted in (("compound_granted", True), ("single_granted", False)):
+    for name, is_wanted in (("compound_granted", True), ("single_granted", False)):
         granted = [
-            statistics.fmean(one.score for one in scored)
+            statistics.fmean(criterion.score for criterion in scored)
             for scored, rule, is_one in zip(by_rule, rubric.all_rules, compound, strict=True)
-            if isinstance(rule, JudgeRule) and is_one == wanted
+            if isinstance(rule, JudgeRule) and is_one == is_wanted
         ]
         if granted:
             figures[name] = statistics.fmean(granted)

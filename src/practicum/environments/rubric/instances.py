@@ -142,8 +142,8 @@ def _spec(family: Family, random: SeededRandom) -> WorkSpec:
 
 
 def _shuffled(items: Sequence[str], random: SeededRandom) -> list[str]:
-    left = list(items)
-    return [left.pop(random.below(len(left))) for _ in range(len(left))]
+    remaining = list(items)
+    return [remaining.pop(random.below(len(remaining))) for _ in range(len(remaining))]
 
 
 def _preferences(spec: WorkSpec, written: Rubric, level: int, random: SeededRandom) -> list[MenuRule]:

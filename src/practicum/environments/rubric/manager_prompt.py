@@ -61,8 +61,8 @@ def json_replies(has_judge: bool = False) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "reply", "schema": adapter.json_schema()}}
 
 
-def turns_text(left: int) -> str:
-    return "1 turn left: write" if left == 1 else f"{left} turns left"
+def turns_text(turns_left: int) -> str:
+    return "1 turn left: write" if turns_left == 1 else f"{turns_left} turns left"
 
 
 def prompt_of(form: str, goal: str, request: str, turns: int, has_judge: bool = False) -> str:
@@ -75,15 +75,15 @@ def prompt_of(form: str, goal: str, request: str, turns: int, has_judge: bool = 
     return f"{goal}\n{request}\n{turns_text(turns)}"
 
 
-def next_prompt(form: str, answer: str, left: int) -> str:
+def next_prompt(form: str, answer: str, turns_left: int) -> str:
     """Return the prompt after an answer of the stakeholder."""
     if form == SHORT:
-        return f"{answer}\n{left}"
-    return f"Client: {answer}\n{_json_turns(left)}" if form == JSON else f"{answer}\n{turns_text(left)}"
+        return f"{answer}\n{turns_left}"
+    return f"Client: {answer}\n{_json_turns(turns_left)}" if form == JSON else f"{answer}\n{turns_text(turns_left)}"
 
 
-def _json_turns(left: int) -> str:
-    return "This is your last turn: generate the rubric." if left == 1 else f"You have {left} turns."
+def _json_turns(turns_left: int) -> str:
+    return "This is your last turn: generate the rubric." if turns_left == 1 else f"You have {turns_left} turns."
 
 
 def parse(form: str, text: str, legend: Legend | None = None) -> Question | Generated:

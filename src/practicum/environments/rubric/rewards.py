@@ -214,7 +214,7 @@ def compute_reward(
 
 
 def reward_named(name: str, num_outputs: int) -> Callable[[RubricComparison], RubricReward]:
-    """Return a reward by its name, for scores of so many outputs."""
+    """Return a reward by its name, for scores of `num_outputs` outputs."""
     if name not in REWARDS:
         raise UserError(f"There is no reward '{name}'.{did_you_mean(name, REWARDS)}")
     if name not in SCALAR_REWARDS and num_outputs < 2:

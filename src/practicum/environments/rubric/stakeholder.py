@@ -125,12 +125,12 @@ class Stakeholder:
         """Answer a question: a model in character, or the script, which looks for a topic in it."""
         if self.model is None:
             return self.scripted_answer(asked_topic(question))
-        asked = " ".join(question.lower().split())
-        if asked in self.answered:
+        normalised = " ".join(question.lower().split())
+        if normalised in self.answered:
             return NO_VIEW
-        self.answered.add(asked)
-        wishes = "\n".join(self._phrase(rule) for rule in self._rules())
-        system = f"{SYSTEM}Preferences:\n{wishes}\nWork as you would like it:\n{self.exemplar}"
+        self.answered.add(normalised)
+        preferences = "\n".join(self._phrase(rule) for rule in self._rules())
+        system = f"{SYSTEM}Preferences:\n{preferences}\nWork as you would like it:\n{self.exemplar}"
         reply = await self.model.reply([Message("system", system), Message("user", question)], seed=self.seed)
         return reply.text.strip()
 

@@ -143,7 +143,7 @@ class _Walker:
 
 
 def _is_focusable(node: Mapping[str, Any]) -> bool:
-    return any(one["name"] == "focusable" and one["value"].get("value") for one in node.get("properties", ()))
+    return any(item["name"] == "focusable" and item["value"].get("value") for item in node.get("properties", ()))
 
 
 def _text(node: Mapping[str, Any], key: str) -> str:
@@ -162,7 +162,7 @@ def _box(element: DomElement) -> str:
 
 
 def _properties(node: Mapping[str, Any]) -> tuple[str, ...]:
-    values = {one["name"]: one.get("value", {}).get("value") for one in node.get("properties", ())}
+    values = {item["name"]: item.get("value", {}).get("value") for item in node.get("properties", ())}
     flags = tuple(name for name in FLAGS if values.get(name) is True)
     shown = []
     for name in VALUES:

@@ -125,9 +125,9 @@ class BrowserEnvironment(Environment):
         `prompt` adds the rules (`short`), these and the valid ids (`halo`), or nothing (`page`). With `fresh`, every
         prompt begins anew; otherwise it continues the conversation. `top_k` limits the summary, `max_chars` the
         tree; `pages` episodes have a page at once. `chromium` is the browser's program."""
-        for name, value, known in (("observe", observe, OBSERVE_MODES), ("prompt", prompt, PROMPTS)):
-            if value not in known:
-                raise UserError(f"{self.name} has no {name} '{value}'.{did_you_mean(str(value), known)}")
+        for name, value, allowed in (("observe", observe, OBSERVE_MODES), ("prompt", prompt, PROMPTS)):
+            if value not in allowed:
+                raise UserError(f"{self.name} has no {name} '{value}'.{did_you_mean(str(value), allowed)}")
         actions = as_names(actions)
         for name in actions:
             if name not in WEB_ACTIONS:
@@ -310,7 +310,7 @@ class BrowserEnvironment(Environment):
 
     def page_text(self) -> tuple[str, tuple[Node, ...]]:
         """Return the text of the page, and the nodes with an id that it shows."""
-        view, shown = self.view, {one.bid for one in self.elements}
+        view, shown = self.view, {element.bid for element in self.elements}
         notes = (*view.notes, *self._tabs())
         goal, start = self.shown_goal()
         if self.observe == "brief":
@@ -329,7 +329,7 @@ class BrowserEnvironment(Environment):
         return "\n\n".join([*parts, f"# Accessibility Tree\n{tree}"]), nodes
 
     def _tabs(self) -> tuple[str, ...]:
-        """What is said about tabs where there are several."""
+        """Return one line per tab; none where there is a single tab."""
         view = self.view
         if len(view.tabs) < 2:
             return ()

@@ -52,7 +52,7 @@ def _element_lines(nodes: Sequence[Node]) -> Iterator[str]:
 
 
 def _dom_lines(nodes: Sequence[Node]) -> Iterator[str]:
-    """The same where texts matter: those that name no element have lines of their own, neighbours in one."""
+    """Yield the lines of a page with its texts; texts that name no element have own lines, neighbours a joint one."""
     texts: list[str] = []
     named_by_text: set[int] = set()
     for index, node in enumerate(nodes):

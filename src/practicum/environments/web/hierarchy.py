@@ -59,12 +59,12 @@ class Hierarchy:
     recovery: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, known in (
+        for name, value, allowed in (
             ("manager", self.manager, MANAGERS),
             ("manager_calls", self.manager_calls, MANAGER_CALLS),
         ):
-            if value not in known:
-                raise UserError(f"{name} is {', '.join(known)}, not '{value}'.{did_you_mean(str(value), known)}")
+            if value not in allowed:
+                raise UserError(f"{name} is {', '.join(allowed)}, not '{value}'.{did_you_mean(str(value), allowed)}")
         for name, flag in (("macros", self.macros), ("recovery", self.recovery)):
             if not isinstance(flag, bool):
                 raise UserError(f"{name} is true or false, not '{flag}'.")

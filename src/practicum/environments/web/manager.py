@@ -98,16 +98,16 @@ def goal_parts(goal: str) -> tuple[str, ...]:
     """Return the parts of a goal that says "Then" between them, each as a sentence."""
     parts = re.split(r"(?:\.|,)\s+[Tt]hen\s+", goal)
     sentences = [part.strip().removesuffix(".") + "." for part in parts]
-    return tuple(one[:1].upper() + one[1:] for one in sentences) if len(parts) > 1 else (goal,)
+    return tuple(sentence[:1].upper() + sentence[1:] for sentence in sentences) if len(parts) > 1 else (goal,)
 
 
-def subgoal_messages(page: str, goal: str, given: Sequence[str], with_rules: bool) -> tuple[Message, ...]:
+def subgoal_messages(page: str, goal: str, previous: Sequence[str], with_rules: bool) -> tuple[Message, ...]:
     """Return what a manager is shown that is asked for the next sub-goal: the page, the list, what it gave before.
 
     The last one that it gave ends the prompt, so that a small model finds the next one by copying what follows it in
     the list.
     """
-    parts = (("", page), ("Sub-goals", "\n".join([*goal_parts(goal), FINISH])), ("Given", "\n".join(given)))
+    parts = (("", page), ("Sub-goals", "\n".join([*goal_parts(goal), FINISH])), ("Given", "\n".join(previous)))
     text = "\n\n".join(f"# {title}\n{body}" if title else body for title, body in parts if body)
     return (*((Message("system", SUBGOAL_RULES),) if with_rules else ()), Message("user", text))
 

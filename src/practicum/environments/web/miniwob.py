@@ -110,9 +110,9 @@ class MiniWobEnvironment(BrowserEnvironment):
         if split == "test":
             # Seeds are drawn for all tasks in order, so that each has the same seeds in every selection.
             drawn = panel(self.names("all"))
-            wanted = self._selected(self.names("test" if self.panel == "test" else "all"))
+            selected = self._selected(self.names("test" if self.panel == "test" else "all"))
             episodes = [(name, seed, index % NUM_PANEL_SEEDS) for index, (name, seed) in enumerate(drawn)]
-            return [self._task(split, *episode) for episode in episodes if episode[0] in wanted][:count]
+            return [self._task(split, *episode) for episode in episodes if episode[0] in selected][:count]
         names = self._selected(self.names("train"))
         rng = random.Random(f"miniwob/{split}/{seed}")
         offset = FIRST_TRAINING_SEED + (NUM_TRAINING_SEEDS if split == "val" else 0)
@@ -203,13 +203,13 @@ def pages_of(folder: Path) -> tuple[str, ...]:
 
 def pages_handler(package: Path, folder: Path | None) -> Handler:
     """Return a handler for the package's pages, and for those of a folder and its neighbours before them."""
-    ours = folder_handler(package)
+    package_handler = folder_handler(package)
     if folder is None:
-        return ours
-    theirs = folder_handler(folder.resolve().parent)
+        return package_handler
+    own_handler = folder_handler(folder.resolve().parent)
 
     async def handle(request: HttpRequest) -> HttpResponse:
-        response = await theirs(request)
-        return await ours(request) if response.status == 404 else response
+        response = await own_handler(request)
+        return await package_handler(request) if response.status == 404 else response
 
     return handle

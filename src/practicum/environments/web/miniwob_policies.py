@@ -166,7 +166,7 @@ def _widget(screen: Screen) -> Action:
 
 def _box(node: Node) -> tuple[int, ...]:
     """Left, top, width and height of a node."""
-    text = next((one for one in node.properties if one.startswith("box=(")), "box=(0, 0, 0, 0)")
+    text = next((item for item in node.properties if item.startswith("box=(")), "box=(0, 0, 0, 0)")
     return tuple(map(int, re.findall(r"-?\d+", text)))
 
 
@@ -285,8 +285,8 @@ def _arithmetic(screen: Screen) -> Action:
     text = " ".join(screen.texts)
     match = re.search(r"(-?\d+)\s*([-+x*])\s*(-?\d+)", text)
     assert match is not None
-    one, sign, two = int(match[1]), match[2], int(match[3])
-    value = one + two if sign == "+" else one - two if sign == "-" else one * two
+    first, sign, second = int(match[1]), match[2], int(match[3])
+    value = first + second if sign == "+" else first - second if sign == "-" else first * second
     return fill_then_submit(screen, str(value))
 
 
@@ -363,9 +363,9 @@ def _search(screen: Screen) -> Action:
         return fill(boxes[0], screen.quoted[0])
     if len(screen.done) == 1:
         return click(screen.named("Search", "button"))
-    page, place = divmod(screen.ordinal, 3)
+    page, position = divmod(screen.ordinal, 3)
     links = screen.all("link")
     if page and len(screen.done) == 2:
         return click(screen.named(str(page + 1), "link"))
     results = [node for node in links if not re.fullmatch(r"[\d<>]+", node.name)]
-    return click(results[place] if place < len(results) else None)
+    return click(results[position] if position < len(results) else None)

@@ -124,7 +124,9 @@ def summary_text(
     """Return HALO's summary of an observation; `notes` are a section of ours and absent where there are none."""
     parts = sections(goal, url, last_action, last_error, notes)
     if elements:
-        lines = [f"[{one.bid}] {one.role}" + (f' "{one.name}"' if one.name else "") for one in elements]
+        lines = [
+            f"[{element.bid}] {element.role}" + (f' "{element.name}"' if element.name else "") for element in elements
+        ]
         parts.append("# Actionable Elements (bid, role, name)\n" + "\n".join(lines))
     return "\n\n".join(parts)
 
@@ -160,7 +162,7 @@ def one_line(text: str) -> str:
 def obs_hash(url: str, last_action: str, last_error: str, nodes: Iterable[Node]) -> str:
     """Return HALO's hash of an observation: sixteen hex digits of SHA-256."""
     elements = actionable_elements(nodes, KEY_ELEMENTS)
-    signature = "|".join(f"{one.bid}:{one.role}" for one in elements)
+    signature = "|".join(f"{element.bid}:{element.role}" for element in elements)
     return hashlib.sha256(f"{url}|{last_action}|{last_error}|{signature}".encode()).hexdigest()[:16]
 
 
@@ -200,8 +202,8 @@ def state_key(
 ) -> StateKey:
     """Return the key of a page's state. Ids are no part of it: a page has the same key in every load."""
     elements = "|".join(
-        f"{one.role}:{hashlib.md5(one.name.encode()).hexdigest()[:4] if one.name else ''}"
-        for one in actionable_elements(nodes, KEY_ELEMENTS)
+        f"{element.role}:{hashlib.md5(element.name.encode()).hexdigest()[:4] if element.name else ''}"
+        for element in actionable_elements(nodes, KEY_ELEMENTS)
     )
     site = (site_id if site_id is not None else site_of(url)).replace("|", "%7C")
     return StateKey(site, page_type(url, title), normalised_url(url), elements, has_error)

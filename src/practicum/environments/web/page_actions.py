@@ -183,14 +183,14 @@ class _Page:
         if problem:
             raise ActionFailed(f"The element [{bid}] {problem}.")
 
-    async def check(self, arguments: Arguments, wanted: bool = True) -> None:
+    async def check(self, arguments: Arguments, is_checked: bool = True) -> None:
         bid = arguments["bid"]
         checked = await self.session.tab.call_on(bid, CHECKED)
         if checked is None:
             raise ActionFailed(f"The element [{bid}] cannot be checked.")
-        if checked != wanted:
+        if checked != is_checked:
             await self.click({"bid": bid})
-            if await self.session.tab.call_on(bid, CHECKED) != wanted:
+            if await self.session.tab.call_on(bid, CHECKED) != is_checked:
                 raise ActionFailed(f"The element [{bid}] did not change when it was clicked.")
 
     async def uncheck(self, arguments: Arguments) -> None:

@@ -125,7 +125,7 @@ class RealEnvironment(HierarchyEnvironment):
         if message is None:
             return WebVerdict(False)
         state = await self._state()
-        results = [await self._run_script(str(one["script"]), state) for one in self.task.fields["evals"]]
+        results = [await self._run_script(str(evaluator["script"]), state) for evaluator in self.task.fields["evals"]]
         return WebVerdict(all(passed for passed, _ in results), info={"evals": [output for _, output in results]})
 
     async def _state(self) -> Any:

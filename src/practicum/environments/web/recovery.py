@@ -93,7 +93,7 @@ def recovery_action(steps: Sequence[PastStep], view: PageView) -> tuple[ToolCall
         return click(other), f"{RECOVERY}loop_click"
     stuck = steps[-NO_PROGRESS_STEPS:]
     if len(stuck) == NO_PROGRESS_STEPS and not any(
-        one.made_progress or one.source.startswith(RECOVERY) for one in stuck
+        turn.made_progress or turn.source.startswith(RECOVERY) for turn in stuck
     ):
         if other is not None:
             return click(other), f"{RECOVERY}no_progress_click"

@@ -305,7 +305,7 @@ class BrowserSession:
             return await self._view(with_dom)
         tab.nodes = {node.bid: node for node in nodes if node.bid}
         notes, self.notes = tuple(self.notes), []
-        urls = tuple(one.page.url for one in self.tabs)
+        urls = tuple(open_tab.page.url for open_tab in self.tabs)
         return PageView(tab.page.url, str(title)[:200], nodes, urls, self.active_index, notes)
 
     async def _frames(self, tab: Tab, ax_nodes: list[dict[str, Any]]) -> dict[int, list[dict[str, Any]]]:

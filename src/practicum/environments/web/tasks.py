@@ -128,8 +128,8 @@ def states_of(state: SiteState, case: TaskInstance) -> list[SiteState]:
 
 def digest(state: SiteState, case: TaskInstance) -> str:
     """Return a hash of a task's first and last state, its goal and its start."""
-    ends = states_of(state, case)
-    return content_hash([ends[0].facts(), ends[-1].facts(), case.goal, case.start, case.answer])
+    states = states_of(state, case)
+    return content_hash([states[0].facts(), states[-1].facts(), case.goal, case.start, case.answer])
 
 
 @functools.cache

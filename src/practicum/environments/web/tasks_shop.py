@@ -175,8 +175,8 @@ class LookAtProduct(Reading):
 def spare(rng: random.Random, state: ShopState, listed: bool = True, plain: bool | None = None) -> ShopProduct:
     """Return a product that the customer has nothing to do with; `plain`: without or with options."""
     products = [item for item in spare_products(state) if item.listed == listed]
-    wanted = [item for item in products if plain is None or plain != bool(item.options)]
-    return rng.choice(wanted or products)
+    matching = [item for item in products if plain is None or plain != bool(item.options)]
+    return rng.choice(matching or products)
 
 
 def in_words(product: ShopProduct, options: Mapping[str, str], quantity: int = 1) -> str:
@@ -266,9 +266,9 @@ def _address(rng: random.Random, state: ShopState) -> TaskInstance:
 
 
 def _newsletter(rng: random.Random, state: ShopState) -> TaskInstance:
-    wanted = not state.customer.newsletter
-    words = "Tick" if wanted else "Untick"
-    return TaskInstance(f"Account: {words} Newsletter and save.", (EditAccount("newsletter", wanted),))
+    is_ticked = not state.customer.newsletter
+    words = "Tick" if is_ticked else "Untick"
+    return TaskInstance(f"Account: {words} Newsletter and save.", (EditAccount("newsletter", is_ticked),))
 
 
 def _cheapest(rng: random.Random, state: ShopState) -> TaskInstance:

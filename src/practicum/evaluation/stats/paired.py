@@ -25,7 +25,7 @@ MAX_MID_P_SHARE = 0.85
 
 
 def is_mid_p(differing: int, count: int) -> bool:
-    """Whether McNemar's test uses the mid-p value where so many of `count` tasks are gained or lost."""
+    """Whether McNemar's test uses the mid-p value for these numbers of `count` tasks gained and lost."""
     return differing <= MAX_MID_P_SHARE * count
 
 

@@ -26,12 +26,12 @@ def paired_power(effect: float, count: float, alpha: float = 0.05) -> float:
     if count < 2:
         return 0.0
     limit, shift = float(special.stdtrit(count - 1, 1 - alpha / 2)), abs(effect) * math.sqrt(count)
-    near = 1.0 - float(special.nctdtr(count - 1, shift, limit))
-    if math.isnan(near):  # scipy has gaps for large counts; Abramowitz & Stegun 26.7.10, good to 1e-7 there
+    power = 1.0 - float(special.nctdtr(count - 1, shift, limit))
+    if math.isnan(power):  # scipy has gaps for large counts; Abramowitz & Stegun 26.7.10, good to 1e-7 there
         middle, wide = limit * (1 - 1 / (4 * (count - 1))), math.sqrt(1 + limit**2 / (2 * (count - 1)))
-        near = float(special.ndtr((shift - middle) / wide))
+        power = float(special.ndtr((shift - middle) / wide))
     far = float(special.nctdtr(count - 1, shift, -limit))
-    return near + (0.0 if math.isnan(far) else far)  # a tail too thin for scipy is none
+    return power + (0.0 if math.isnan(far) else far)  # a tail too thin for scipy is none
 
 
 def minimum_detectable(deviation: float, count: int, alpha: float = 0.05, power: float = POWER) -> float:

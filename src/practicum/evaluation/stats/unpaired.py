@@ -64,7 +64,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _sum_of_squares(values: Sequence[float]) -> float:
-    """Of the deviations from the mean."""
+    """Return the sum of squared deviations from the mean."""
     mean = _mean(values)
     return math.fsum((value - mean) ** 2 for value in values)
 

@@ -144,13 +144,13 @@ def look_up(words: Words) -> Turns:
     keys, values = words.keys(count), _values(words, count)
     field = words.word()
     table = _table(words, keys, values, field)
-    wanted = rng.randrange(count)
-    key, answer = keys[wanted], values[wanted]
+    chosen = rng.randrange(count)
+    key, answer = keys[chosen], values[chosen]
     instruction, form = reply_form(words)
     if rng.random() < 0.12:
         key, answer = answer, key
     elif rng.random() < 0.25:
-        key = _part(words, key, [*keys[:wanted], *keys[wanted + 1 :]])
+        key = _part(words, key, [*keys[:chosen], *keys[chosen + 1 :]])
     if rng.random() < 0.15:
         key = f'"{key}"'
     question = rng.choice(
@@ -179,15 +179,15 @@ def look_up_several(words: Words) -> Turns:
     rng = words.rng
     count = words.count(3, 25)
     keys, values = words.keys(count), _values(words, count)
-    wanted = rng.sample(range(count), rng.randint(2, min(count, 6)))
-    asked = rng.choice((", ", " and ", "; ", "\n", " then ")).join(keys[index] for index in wanted)
+    chosen = rng.sample(range(count), rng.randint(2, min(count, 6)))
+    asked_keys = rng.choice((", ", " and ", "; ", "\n", " then ")).join(keys[index] for index in chosen)
     table = _table(words, keys, values, words.word())
     separator = rng.choice((", ", "\n", " ", "; ", ","))
     pairs = rng.random() < 0.4
     mark = rng.choice((": ", " = ", "=", " "))
-    answer = separator.join(f"{keys[i]}{mark}{values[i]}" if pairs else values[i] for i in wanted)
+    answer = separator.join(f"{keys[i]}{mark}{values[i]}" if pairs else values[i] for i in chosen)
     lead = f"With names, {mark.strip() or 'side by side'}: " if pairs else rng.choice(("", "Find ", "Look up: "))
-    question = f"{lead}{asked}"
+    question = f"{lead}{asked_keys}"
     return ask(words, f"{question}\n{table}" if rng.random() < 0.5 else f"{table}\n{question}", answer)
 
 
@@ -225,7 +225,7 @@ def next_item(words: Words) -> Turns:
     items = words.keys(rng.randint(1, 8))
     ordered = rng.random() < 0.8
     done = items[: rng.randint(0, len(items))] if ordered else rng.sample(items, rng.randint(0, len(items)))
-    left = [item for item in items if item not in done]
+    remaining = [item for item in items if item not in done]
     if rng.random() < 0.6:
         goal = _sentence(words, items)
     else:
@@ -243,7 +243,7 @@ def next_item(words: Words) -> Turns:
     instruction, form = reply_form(words)
     rule = rng.choice(("What is next?", "Next?", "Name the next one.", "Go on.")) + f" If nothing is left: {end}."
     text = f"{lead}: {goal}\n{heading}\n{past}\n{rule}"
-    return ask(words, text, form(left[0]) if left else end, instruction)
+    return ask(words, text, form(remaining[0]) if remaining else end, instruction)
 
 
 def _sentence(words: Words, items: list[str]) -> str:
@@ -384,22 +384,22 @@ def dialogue(words: Words) -> Turns:
     rng = words.rng
     instruction, form = reply_form(words)
     turns: Turns = [("system", instruction)] if instruction else []
-    known: dict[str, str] = {}
+    values: dict[str, str] = {}
     acknowledged = rng.choice(("ok", "OK.", "noted", "yes", "Good."))
     for index in range(rng.randint(2, 7)):
-        if not known or (rng.random() < 0.45 and index):
+        if not values or (rng.random() < 0.45 and index):
             key = words.phrase(2)
-            known[key] = words.value()
-            text = rng.choice((f"{key} is {known[key]}", f"{key}: {known[key]}", f"{key} = {known[key]}"))
+            values[key] = words.value()
+            text = rng.choice((f"{key} is {values[key]}", f"{key}: {values[key]}", f"{key} = {values[key]}"))
             turns += [
                 ("user", f"{words.phrase(6)}\n{text}" if rng.random() < 0.2 else text),
                 ("assistant", acknowledged),
             ]
         else:
-            key = rng.choice(list(known))
-            turns += [("user", rng.choice((f"{key}?", f"What is {key}?", key))), ("assistant", form(known[key]))]
-    key = rng.choice(list(known))
-    return [*turns, ("user", f"{key}?"), ("assistant", form(known[key]))]
+            key = rng.choice(list(values))
+            turns += [("user", rng.choice((f"{key}?", f"What is {key}?", key))), ("assistant", form(values[key]))]
+    key = rng.choice(list(values))
+    return [*turns, ("user", f"{key}?"), ("assistant", form(values[key]))]
 
 
 def walk_list(words: Words) -> Turns:
@@ -502,13 +502,13 @@ def follow_goal(words: Words) -> Turns:
     rng = words.rng
     labels = _labels(words, rng.randint(3, 16))
     targets = rng.sample(labels, min(len(labels), rng.choice((1, 2, 2, 3, 4))))
-    wanted = {label: words.phrase(2) for label in targets if rng.random() < 0.2}
+    chosen = {label: words.phrase(2) for label in targets if rng.random() < 0.2}
     num_done = rng.randint(0, len(targets))
-    goal = _goal(words, [_mention(words, label, wanted.get(label)) for label in targets])
+    goal = _goal(words, [_mention(words, label, chosen.get(label)) for label in targets])
     mark, verb = rng.choice(("- ", "* ", "> ", "done: ")), rng.choice(("", "", words.word() + " "))
     past = [f"{mark}{verb}{label}" for label in targets[:num_done]]
-    left = targets[num_done:]
-    shown = [label for label in labels if label in left[:1] or rng.random() < 0.8]
+    remaining = targets[num_done:]
+    shown = [label for label in labels if label in remaining[:1] or rng.random() < 0.8]
     ids = _values(words, len(shown))
     style = rng.choice(("{} [{}]", "{} [{}]", "{} ({})", "{}: {}", "{} #{}", "{} = {}"))
     lines = [
@@ -524,10 +524,10 @@ def follow_goal(words: Words) -> Turns:
         + rng.choice(("; ", ". ", "\n")) + f"when nothing is left: {end}"
     )  # fmt: skip
     text = "\n".join([goal, *past, *heading, *lines])
-    if not left:
+    if not remaining:
         return ask(words, text, end, instruction)
-    index = shown.index(left[0])
-    value = f', "{wanted[left[0]]}"' if left[0] in wanted else ""
+    index = shown.index(remaining[0])
+    value = f', "{chosen[remaining[0]]}"' if remaining[0] in chosen else ""
     answer = form.format(line=lines[index], id=ids[index], call=f'{call}("{ids[index]}"{value})')
     return ask(words, text, answer, instruction)
 

@@ -134,10 +134,10 @@ class Words:
         """Different phrases; sometimes several of them resemble each other."""
         rng = self.rng
         longest = rng.choice((1, 1, 2, 3, 4))
-        alike = rng.random() < 0.35
+        same_length = rng.random() < 0.35
         phrases: dict[str, None] = {}
         while len(phrases) < count:
-            if phrases and alike and rng.random() < 0.5:
+            if phrases and same_length and rng.random() < 0.5:
                 phrases[self.similar(rng.choice(list(phrases)))] = None
             else:
                 phrases[self.phrase(longest)] = None

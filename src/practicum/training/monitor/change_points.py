@@ -55,8 +55,8 @@ def fall_to_nothing(points: Sequence[tuple[int, float, float]]) -> Fall | None:
     solved = list(accumulate((rate * count for _, rate, count in points), initial=0.0))
     tasks = list(accumulate((count for _, _, count in points), initial=0.0))
     likeliest, best = None, 0.0
-    for place in range(STEPS_BEFORE, len(points) - STEPS_SINCE + 1):
-        earlier, later = (solved[place], tasks[place]), (solved[-1] - solved[place], tasks[-1] - tasks[place])
+    for index in range(STEPS_BEFORE, len(points) - STEPS_SINCE + 1):
+        earlier, later = (solved[index], tasks[index]), (solved[-1] - solved[index], tasks[-1] - tasks[index])
         if min(earlier[1], later[1]) <= 0:
             continue
         before, after = earlier[0] / earlier[1], max(0.0, later[0] / later[1])
@@ -64,13 +64,13 @@ def fall_to_nothing(points: Sequence[tuple[int, float, float]]) -> Fall | None:
             continue
         ratio = _log_likelihood(*earlier) + _log_likelihood(*later) - _log_likelihood(solved[-1], tasks[-1])
         by_chance = NormalDist().cdf(-math.sqrt(2 * max(0.0, ratio)))
-        if by_chance < FALSE_ALARMS / (place * (place + 1)) and ratio > best:
-            likeliest, best = Fall(points[place][0], before, after), ratio
+        if by_chance < FALSE_ALARMS / (index * (index + 1)) and ratio > best:
+            likeliest, best = Fall(points[index][0], before, after), ratio
     return likeliest
 
 
 def _log_likelihood(solved: float, tasks: float) -> float:
-    """Of the best rate for so many of so many tasks."""
+    """Return the log-likelihood of `solved` of `tasks` under the rate that makes it largest."""
     return sum(part * math.log(part / tasks) for part in (solved, tasks - solved) if part > 0)
 
 

@@ -129,15 +129,15 @@ def numbers(rng: random.Random, low: int = -9, high: int = 30, least: int = 2, m
 
 def two_lists(rng: random.Random, low: int = -5, high: int = 12) -> InputShape:
     """Two lines with as many integers each."""
-    one, other = rng.sample(LISTS, 2)
+    first, second = rng.sample(LISTS, 2)
 
     def draw(r: random.Random) -> Values:
         size = r.randint(2, 5)
         return tuple([r.randint(low, high) for _ in range(size)] for _ in range(2))
 
-    reading = tuple(f"{name} = list(map(int, input().split()))" for name in (one, other))
-    words = f"two lines of integers {one} and {other}, as many in each"
-    return InputShape((one, other), words, reading, draw, lambda values: "\n".join(map(_spaced, values)))
+    reading = tuple(f"{name} = list(map(int, input().split()))" for name in (first, second))
+    words = f"two lines of integers {first} and {second}, as many in each"
+    return InputShape((first, second), words, reading, draw, lambda values: "\n".join(map(_spaced, values)))
 
 
 def list_and_number(rng: random.Random, low: int = 1, high: int = 9, least: int = 3, most: int = 6) -> InputShape:

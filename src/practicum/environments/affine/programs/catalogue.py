@@ -43,7 +43,7 @@ class Problem:
 
     @property
     def wrapped(self) -> str:
-        """The same program in a function `solve`, as in programming contests; the runner calls it."""
+        """Return the program inside a function `solve`, as in programming contests; the runner calls it."""
         return f"def solve():\n{textwrap.indent(self.program, '    ')}"
 
     def cases(self, rng: random.Random, count: int) -> list[Case]:

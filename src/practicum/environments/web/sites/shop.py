@@ -115,12 +115,12 @@ class Shop(Site):
             for option, values in product.options
         ]
         fields.append(h.combobox(self.word("Quantity"), "quantity", QUANTITIES, "1"))
-        wanted = h.button(self.word("Add to cart"))
-        wish = h.button(self.word("Add to wish list"), self.url(f"wish/{product.id}"))
+        add_to_cart = h.button(self.word("Add to cart"))
+        add_to_wishes = h.button(self.word("Add to wish list"), self.url(f"wish/{product.id}"))
         content = h.join(
             (
                 h.paragraph(f"Price ${product.price}. Rating {product.rating} of 5."),
-                h.form(self.url(f"add/{product.id}"), *fields, wanted, wish),
+                h.form(self.url(f"add/{product.id}"), *fields, add_to_cart, add_to_wishes),
                 h.link(self.word("Review"), self.url(f"review/{product.id}")),
             )
         )
