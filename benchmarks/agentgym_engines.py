@@ -1,4 +1,4 @@
-"""Steps a second of the stock ALFWorld and ScienceWorld packages and of ours, on the same commands, in one run.
+"""Steps per second of the stock ALFWorld and ScienceWorld packages and of ours, on the same commands, in one run.
 
     python benchmarks/agentgym_engines.py [alfworld] [sciworld] [--rounds N]
 

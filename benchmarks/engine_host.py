@@ -160,7 +160,7 @@ def measure(case: str, repeats: int, profiler: cProfile.Profile | None = None) -
 
     with simulated(gpu):
         runs = asyncio.run(run())
-    return {key: statistics.median(one[key] for one in runs) for key in runs[0]}
+    return {key: statistics.median(figures[key] for figures in runs) for key in runs[0]}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -130,14 +130,14 @@ def summarize(watch: Watch, seconds: float, num_slots: int, think: float, num_le
 def by_minute(samples: list[dict[str, float]]) -> list[dict[str, float]]:
     rows = []
     for minute, group in itertools.groupby(samples, key=lambda sample: int(sample["second"] // 60)):
-        held = list(group)
+        group_samples = list(group)
         rows.append({
             "minute": minute + 1,
-            "megabytes": statistics.mean(sample["megabytes"] for sample in held),
-            "java": statistics.mean(sample["java"] for sample in held),
-            "processes": max(sample["processes"] for sample in held),
-            "episodes": held[-1]["episodes"],
-            "steps": held[-1]["steps"],
+            "megabytes": statistics.mean(sample["megabytes"] for sample in group_samples),
+            "java": statistics.mean(sample["java"] for sample in group_samples),
+            "processes": max(sample["processes"] for sample in group_samples),
+            "episodes": group_samples[-1]["episodes"],
+            "steps": group_samples[-1]["steps"],
         })  # fmt: skip
     return rows
 

@@ -47,7 +47,7 @@ RESULTS = Path(__file__).parent / "results" / "envs.json"
 NEEDED = {"babyai": 0.8, "textcraft": 0.8, "sat": 0.8, "alfworld": 5.0, "sciworld": 4.0}
 """What each ratio is to be at least."""
 Side = Callable[[int], float]
-"""One round: steps a second. Its number says where it begins."""
+"""One round: steps per second. Its number says where it begins."""
 
 
 def babyai_sides(steps: int) -> tuple[Side, Side]:

@@ -1,6 +1,7 @@
 """Fault drill: train with ranks and rollout workers while processes are killed at random, then check the run.
 
     python benchmarks/fault_drill.py --minutes 30 [--nodes 2] [--out FOLDER]
+    python benchmarks/fault_drill.py --minutes 0 --estimator gae --steps 100    two ranks, two workers, no kills
 
 Learner ranks, rollout workers and the supervisors of ranks are killed, one every `--every` seconds on average, and now
 and then the driver, whose command is started again. With `--nodes 2` there are two Ray nodes, each in a network
@@ -54,14 +55,14 @@ FINISH_SECONDS = 1200.0
 """Seconds in which the run has to end once nothing is killed any more."""
 
 
-def command(folder: Path, name: str, steps: int, num_nodes: int) -> list[str]:
+def command(folder: Path, name: str, steps: int, num_nodes: int, estimator: str) -> list[str]:
     """The run, on so many nodes; 0: in one process."""
     own = [f"trainer.nnodes={num_nodes}", f"trainer.n_gpus_per_node={2 // num_nodes}",
            "actor_rollout_ref.rollout.num_workers=2"] if num_nodes else []  # fmt: skip
     return [
         sys.executable, "-m", "practicum.cli", "train", f"agent.environment={ENVIRONMENT}:LowercaseReplies",
         "agent.max_turns=1", "actor_rollout_ref.rollout.response_length=10", f"data.train_batch_size={TASKS}",
-        f"agent.num_chains={CHAINS}", "actor_rollout_ref.actor.optim.lr=1e-4", "algorithm.adv_estimator=grpo",
+        f"agent.num_chains={CHAINS}", "actor_rollout_ref.actor.optim.lr=1e-4", f"algorithm.adv_estimator={estimator}",
         "trainer.val_before_train=false", "trainer.test_freq=-1", "trainer.save_freq=1", "trainer.save_total_limit=2",
         f"trainer.default_local_dir={folder}", f"trainer.experiment_name={name}", "trainer.device=cpu",
         f"trainer.total_training_steps={steps}", *own,
@@ -103,13 +104,15 @@ def disturb(
         counts[kind] += 1
 
 
-def start(folder: Path, steps: int, nodes: TwoNodes | None) -> subprocess.Popen[bytes]:
+def start(folder: Path, steps: int, nodes: TwoNodes | None, estimator: str) -> subprocess.Popen[bytes]:
     """Start the driver."""
     if nodes is not None:
-        return nodes.run(command(folder, "drill", steps, 2), folder / "drill.log")
+        return nodes.run(command(folder, "drill", steps, 2, estimator), folder / "drill.log")
     env = {**os.environ, "RAY_ADDRESS": "local", "OMP_NUM_THREADS": "1"}
     with (folder / "drill.log").open("ab") as log:
-        return subprocess.Popen(command(folder, "drill", steps, 1), cwd=folder, env=env, stdout=log, stderr=log)
+        return subprocess.Popen(
+            command(folder, "drill", steps, 1, estimator), cwd=folder, env=env, stdout=log, stderr=log
+        )
 
 
 def run_disturbed(folder: Path, args: argparse.Namespace, nodes: TwoNodes | None) -> tuple[int, dict[str, int]]:
@@ -121,7 +124,7 @@ def run_disturbed(folder: Path, args: argparse.Namespace, nodes: TwoNodes | None
     end = time.monotonic() + 60 * args.minutes
     steps = args.steps
     while True:
-        driver = start(folder, steps, nodes)
+        driver = start(folder, steps, nodes, args.estimator)
         while driver.poll() is None:
             wait = time.monotonic() + rng.uniform(0.5, 1.5) * args.every
             while driver.poll() is None and time.monotonic() < wait:
@@ -175,6 +178,7 @@ def check(folder: Path, steps: int) -> dict[str, Any]:
         "equal_steps": equal,
         "rewards": reward.interval.low > -REWARD_LIMIT and reward.interval.high < REWARD_LIMIT,
         "reward_difference": [reward.mean, reward.interval.low, reward.interval.high],
+        "last_success": [sum(pair[i]["success/mean"] for pair in pairs) / len(pairs) for i in range(2)],
         "last_rewards": [sum(pair[i]["reward/mean"] for pair in pairs) / len(pairs) for i in range(2)],
     }
 
@@ -184,6 +188,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=30.0, help="how long processes are killed")
     parser.add_argument("--every", type=float, default=45.0, help="mean seconds between kills")
     parser.add_argument("--steps", type=int, default=200, help="of the run at first")
+    parser.add_argument("--estimator", choices=("grpo", "gae"), default="grpo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--nodes", type=int, choices=(1, 2), default=1, help="Ray nodes; two need root")
     parser.add_argument("--out", type=Path, help="folder of both runs; default: a temporary one")
@@ -198,7 +203,9 @@ def main() -> int:
         with TwoNodes(folder) as nodes:
             nodes.start()
             steps, counts = run_disturbed(folder, args, nodes)
-    subprocess.run(command(folder, "calm", steps, 0), cwd=folder, env=env, check=True, capture_output=True)
+    subprocess.run(
+        command(folder, "calm", steps, 0, args.estimator), cwd=folder, env=env, check=True, capture_output=True
+    )
     result = {"kills": counts, **check(folder, steps), "folder": str(folder)}
     print(json.dumps(result))
     return 0 if all(result[name] for name in ("steps", "episodes", "losses", "rewards")) else 1

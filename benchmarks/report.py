@@ -173,7 +173,7 @@ def measure_live(browser: Browser, top: Path) -> dict[str, Any]:
 
 
 def busy_latencies(page: Page, address: str, files: list[MetricsFile]) -> list[float]:
-    """Answers while episodes are still read and all trainings write two steps a second."""
+    """Answers while episodes are still read and all trainings write two steps per second."""
     waits = []
     for turn in range(20):
         for file in files:

@@ -36,7 +36,7 @@ def test_the_services_are_halos(services: dict[str, Any]) -> None:
 
 
 def test_mounts(services: dict[str, Any]) -> None:
-    mounts = dict(re.sub(r"\$\{[^}]*\}", "ROOT", one).split(":")[:2] for one in services["train"]["volumes"])
+    mounts = dict(re.sub(r"\$\{[^}]*\}", "ROOT", volume).split(":")[:2] for volume in services["train"]["volumes"])
     assert mounts == {
         "ROOT/models": "/models",
         "ROOT/lora": "/lora",

@@ -1,4 +1,4 @@
-"""Agent: episodes a second of several turns with a real tool, and how much of the tools' time decoding hides.
+"""Agent: episodes per second of several turns with a real tool, and how much of the tools' time decoding hides.
 
 The engine decodes every reply, token by token, with log-probs, and as many tokens as the expert's reply has; what the
 environment then gets is the expert's reply. So the figures need no trained weights, every episode calls its tools,

@@ -136,7 +136,9 @@ def test_no_reply_raises_or_runs_invented_code(text: str, has_tools: bool) -> No
     lines = text.split("\n")
     opened = [n for n, line in enumerate(lines) if re.fullmatch(r"[ \t]*```\s*python\s*", line)]
     closed = [n for n, line in enumerate(lines) if re.fullmatch(r"[ \t]*```[ \t]*", line)]
-    assert any("\n".join(lines[one + 1 : other]) == code for one in opened for other in closed if other > one)
+    assert any(
+        "\n".join(lines[opening + 1 : closing]) == code for opening in opened for closing in closed if closing > opening
+    )
     assert not any(re.fullmatch(r"[ \t]*```[ \t]*", line) for line in code.split("\n"))
 
 

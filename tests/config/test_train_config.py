@@ -296,7 +296,15 @@ def test_the_defaults_that_agentfly_documents() -> None:
         (["actor_rollout_ref.rollout.tensor_model_parallel_size=2"], "means nothing to actor_rollout_ref.rollout.name"),
         (["actor_rollout_ref.rollout.gpu_memory_utilization=0.9", "trainer.device=cpu"], "means nothing to"),
         (["trainer.nnodes=2"], "needs trainer.n_gpus_per_node too"),
-        (["actor_rollout_ref.rollout.name=vllm", "trainer.n_gpus_per_node=8"], "does not go with 8 ranks yet"),
+        (["trainer.overlap=true", "trainer.n_gpus_per_node=8"], "does not go with 8 ranks yet"),
+        (
+            [
+                "actor_rollout_ref.rollout.name=vllm",
+                "trainer.n_gpus_per_node=8",
+                "actor_rollout_ref.rollout.tensor_model_parallel_size=3",
+            ],
+            "does not divide the 8 ranks",
+        ),
         (["algorithm.adv_estimator=grpo", "algorithm.gamma=0.9"], "does nothing with algorithm.adv_estimator=grpo"),
         (["algorithm.adv_estimator=grpo", "algorithm.lam=0.9"], "only gae and turn_gae read it"),
         (["algorithm.adv_estimator=rloo", "algorithm.gamma=0.9"], "does nothing with algorithm.adv_estimator=rloo"),

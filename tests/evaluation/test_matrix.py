@@ -79,20 +79,20 @@ def test_rows_and_files(make_result: Make, tmp_path: Path) -> None:
 def test_the_difference_of_model_calls_is_paired_by_task(make_result: Make) -> None:
     """Tasks differ much from each other, and the second mode saves two calls of every success."""
     rewards = [[1, 0], [1, 1], [0, 0], [1, 0]] * 10
-    one, other = (
+    first, second = (
         make_result("a", rewards, turns=10),
         make_result("b", rewards, turns=10, figures={"scripted_actions": 1}),
     )
-    same = rate_difference(one, one, CALLS)
+    same = rate_difference(first, first, CALLS)
     assert same is not None
     assert (same.value, same.low, same.high) == (0.0, 0.0, 0.0)
-    saved = rate_difference(other, one, CALLS)
+    saved = rate_difference(second, first, CALLS)
     assert saved is not None
     assert saved.value == pytest.approx(-2.0)
-    alone = rate(one, CALLS)
+    alone = rate(first, CALLS)
     assert alone is not None
     assert saved.high - saved.low < (alone.high - alone.low) / 5
-    assert rate_difference(make_result("c", [[0, 0]] * 40), one, CALLS) is None
+    assert rate_difference(make_result("c", [[0, 0]] * 40), first, CALLS) is None
 
 
 def test_without_a_baseline_nothing_is_labelled(make_result: Make) -> None:

@@ -42,7 +42,7 @@ def test_a_run_that_is_taken_up_again_has_no_later_validations(make_result: Make
 
 def test_training_needs_figures_of_the_environment_to_begin(make_result: Make) -> None:
     result = make_result("val", [1, 0, 0, 0])
-    valid = [replace(one, env_metrics={"valid": float(index < 2)}) for index, one in enumerate(result.attempts)]
+    valid = [replace(item, env_metrics={"valid": float(index < 2)}) for index, item in enumerate(result.attempts)]
     result = replace(result, attempts=tuple(valid))
     check_required_figures(result, {"valid": 0.5})
     with pytest.raises(UserError, match="mean 'valid' of 0.50 over 4 episodes and needs 0.6"):
@@ -63,5 +63,5 @@ def test_the_report_shows_both_with_their_verdict(make_result: Make, tmp_path: P
     (run / "validation" / "step_7.jsonl").write_text("damaged")
     data = embedded_data(document(find_runs([run]))[0])
     assert [line["success_rate"] for line in data["runs"][0]["table"]] == [0.1, 0.9]
-    (results,) = [one for one in data["comparisons"] if one["trained"]["label"] == "run · validation, step 10"]
+    (results,) = [item for item in data["comparisons"] if item["trained"]["label"] == "run · validation, step 10"]
     assert results["verdict"] == "better"

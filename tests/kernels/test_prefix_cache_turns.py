@@ -162,9 +162,9 @@ def test_the_capacity_grows_between_two_turns(make: MakeEngine, monkeypatch: pyt
 
     async def two_turns(engine: LocalEngine) -> list[Generation]:
         first, other = await asyncio.gather(*(engine.generate(request(random_ids(n, 30), f"s{n}")) for n in range(2)))
-        room = engine.kv_cache.capacity
+        num_slots = engine.kv_cache.capacity
         longer = await engine.generate(request([*random_ids(0, 30), *first.ids, *random_ids(2, 40)], "s0"))
-        assert engine.kv_cache.capacity > room
+        assert engine.kv_cache.capacity > num_slots
         later = await engine.generate(request([*random_ids(1, 30), *other.ids, 5, 6], "s1"))
         if engine.prefixes.max_bytes:
             assert longer.prompt_cached == 29 + len(first.ids)
@@ -213,13 +213,13 @@ def test_sessions_are_released_and_a_closed_engine_can_be_used_again(make: MakeE
         assert len(engine.prefixes) == 0
         replies.append(await turn(1))
         assert replies[-1].prompt_cached == 0
-        under_way = asyncio.create_task(turn(2, 200))
+        task = asyncio.create_task(turn(2, 200))
         steps = engine.stats.decode_steps
         while engine.stats.decode_steps == steps:
             await asyncio.sleep(0.01)
         await engine.close()
         with pytest.raises(Exception, match="closed"):
-            await under_way
+            await task
         return replies
 
     async def after(engine: LocalEngine) -> list[Generation]:

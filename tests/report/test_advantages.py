@@ -26,7 +26,7 @@ REWARDS = (1.0, 0.0, 0.0, 1.0)
 
 
 def keep(folder: Path, step: int, rows: Sequence[Sequence[float]], tokenizer: PreTrainedTokenizerBase) -> None:
-    """A group as a run keeps it; `rows` are its episodes' advantages, one a token or one for all."""
+    """A group as a run keeps it; `rows` are its episodes' advantages, one per token or one for all."""
     group = [make_episode("task-0", index, reward, tokenizer) for index, reward in enumerate(REWARDS)]
     size = len(group[0].turns[0].spans[-1].ids)
     arrays = [np.array(row if len(row) > 1 else [row[0]] * size) for row in rows]

@@ -136,7 +136,7 @@ def test_packing_never_needs_more_tokens_than_single_sequences(samples: list[Sam
 def test_a_full_piece_is_cut_between_groups() -> None:
     group = [[sample([g, *range(10, 20), n, 1], [0] * 12 + [1]) for n in range(4)] for g in range(3)]
     pieces = pack(
-        sort_samples([one for chains in group for one in chains]), MicroBatchLimits(35)
+        sort_samples([chain for chains in group for chain in chains]), MicroBatchLimits(35)
     )  # two groups of 11 + 4, and 5 to spare
     assert pieces == [range(8), range(8, 12)]
 

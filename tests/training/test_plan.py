@@ -78,10 +78,10 @@ def test_flops_of_an_update() -> None:
 def test_more_ranks_take_less_time_and_no_less_memory() -> None:
     size, hardware = MODEL_SIZES["qwen2.5-32b"], HARDWARE["h200"]
     work = StepWorkload(512, 8, 512, 512, lora_rank=16, checkpointing=True, max_num_seqs=16)
-    one, many = estimate(size, hardware, work), estimate(size, hardware, work, 512, 64)
-    assert many.seconds["update"] < one.seconds["update"] / 400
-    assert many.memory["weights"] == one.memory["weights"]
-    assert many.sharded_memory["weights"] == one.memory["weights"] / 512
+    single, many = estimate(size, hardware, work), estimate(size, hardware, work, 512, 64)
+    assert many.seconds["update"] < single.seconds["update"] / 400
+    assert many.memory["weights"] == single.memory["weights"]
+    assert many.sharded_memory["weights"] == single.memory["weights"] / 512
     assert many.seconds["sum of gradients"] > 0
 
 

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from practicum.cli.main import main
-from practicum.config.resolve import Launch, read_launch, resolve_train
+from practicum.config.launch import Launch, read_launch
+from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
 from practicum.training import ranks
 from tests.training.rank_runs import carry_out
@@ -55,9 +56,9 @@ def metrics_of(folder: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def check_same(one: Path, other: Path, steps: int) -> None:
+def check_same(first_run: Path, second_run: Path, steps: int) -> None:
     """The metrics of two runs agree in losses to 1e-5 and in everything that is counted; the files are the same."""
-    first, second = metrics_of(one), metrics_of(other)
+    first, second = metrics_of(first_run), metrics_of(second_run)
     assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, steps + 1))
     for actual, expected in zip(first, second, strict=True):
         assert list(actual) == list(expected)
@@ -65,7 +66,7 @@ def check_same(one: Path, other: Path, steps: int) -> None:
             assert actual[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-5), (actual["step"], name)
         assert actual["actor/tokens"] == expected["actor/tokens"]
     assert len([name for name in first[-1] if name in LOSSES]) >= 2
-    assert files_of(one) == files_of(other)
+    assert files_of(first_run) == files_of(second_run)
 
 
 def files_of(folder: Path) -> list[str]:
@@ -164,7 +165,11 @@ def test_the_launch_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch
     [
         (["trainer.nnodes=3"], "the launcher has started ranks on 2"),
         (["trainer.n_gpus_per_node=8"], "has started 2 ranks per machine"),
-        (["actor_rollout_ref.rollout.name=vllm"], "does not go with 4 ranks yet"),
+        (["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.vllm.url=http://a:1"], "is one server"),
+        (
+            ["actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.tensor_model_parallel_size=4"],
+            "size=4 does not divide the 2 ranks of a machine",
+        ),
         (["trainer.overlap=true"], "does not go with 4 ranks yet"),
         (["actor_rollout_ref.actor.fsdp_config.param_offload=true"], "only a learner that is sharded"),
         ([f"{ACTOR}.strategy=fsdp2", f"{ACTOR}.fsdp_config.param_offload=true"], "together"),

@@ -589,6 +589,6 @@ def test_the_engine_forgets_what_it_cached_of_later_weights_when_the_best_are_lo
         finally:
             await trainer.policy.close()
 
-    samples = [sample for one in asyncio.run(run_one()) for sample in unweighted_samples(one)]
+    samples = [sample for item in asyncio.run(run_one()) for sample in unweighted_samples(item)]
     metrics = trainer.policy.learner.measure(samples, policy_gradient())
     assert metrics["mismatch/logprob/max"] < 1e-4

@@ -105,7 +105,7 @@ def add_policy_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--min-p", type=float, default=0.0, help="leave out tokens below this share of the likeliest (default: 0, none)"
     )
-    parser.add_argument("--max-tokens", type=positive, default=256, help="tokens a reply may have")
+    parser.add_argument("--max-tokens", type=positive, default=256, help="tokens per reply, at most")
     parser.add_argument(
         "--response-format", metavar="TYPE|JSON|FILE|RUN",
         help="form that every reply must have: json_object, a mapping as JSON, a file that holds one, or a run that "

@@ -4,16 +4,14 @@ Values come from the schema's defaults, the model's defaults, the recipe and the
 could not be honoured is an error where somebody chose it. The model's defaults (`TINY`) are for the built-in `tiny`
 models on a CPU: the schemas have those of AgentFly, Affine and HALO, for models a thousand times as large on a GPU.
 
-A launcher (`torchrun`, `accelerate launch`) says by environment variables which rank a process is (`read_launch`).
+A launcher (`torchrun`, `accelerate launch`) says by environment variables which rank a process is (`launch`).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import operator
-import os
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +21,7 @@ from practicum.config.actor_rollout_ref import ENGINES
 from practicum.config.async_training import check_asynchrony
 from practicum.config.dpo import DPOConfig
 from practicum.config.fields import check_fields
+from practicum.config.launch import read_launch
 from practicum.config.overrides import (
     ARGUMENT,
     ENGINE_OF_BACKEND,
@@ -386,6 +385,7 @@ def check_launch(config: TrainConfig, chosen: Set[str]) -> None:
     check_workers(config)
     if (num_ranks := check_ranks(config, chosen)) > 1:
         _check_several_ranks(config, num_ranks)
+        _check_servers(config, num_ranks)
     if config.trainer.max_staleness:
         check_asynchrony(config, num_ranks)
 
@@ -457,6 +457,24 @@ def _check_several_ranks(config: TrainConfig, num_ranks: int) -> None:
             raise UserError(f"{key}={refused} does not go with {num_ranks} ranks yet: {reason}.")
 
 
+def _check_servers(config: TrainConfig, num_ranks: int) -> None:
+    """Refuse vLLM servers that several ranks cannot have: a rank starts one, on the GPUs of ranks of its machine."""
+    rollout, launch = config.actor_rollout_ref.rollout, read_launch()
+    if rollout.name != "vllm":
+        return
+    if rollout.vllm.url:
+        raise UserError(
+            f"{VLLM}url is one server, and each of {num_ranks} ranks starts its own: leave it out, or set {VLLM}python."
+        )
+    per_node = launch.ranks_per_node if launch.num_ranks > 1 else num_ranks // config.trainer.nnodes
+    if per_node % rollout.tensor_model_parallel_size:
+        raise UserError(
+            f"{TENSOR_PARALLEL}={rollout.tensor_model_parallel_size} does not divide the {per_node} ranks of a "
+            "machine, on whose GPUs the servers run; choose a divisor."
+        )
+
+
+TENSOR_PARALLEL = "actor_rollout_ref.rollout.tensor_model_parallel_size"
 ROLLOUT_WORKERS = "actor_rollout_ref.rollout.num_workers"
 GPUS_PER_WORKER = "actor_rollout_ref.rollout.gpus_per_worker"
 NOT_WITH_WORKERS: tuple[tuple[str, Any, str], ...] = (
@@ -466,7 +484,6 @@ NOT_WITH_WORKERS: tuple[tuple[str, Any, str], ...] = (
 )
 """Key, refused value and reason."""
 NOT_ON_SEVERAL_RANKS: tuple[tuple[str, Any, str], ...] = (
-    ("actor_rollout_ref.rollout.name", "vllm", "every rank generates with an engine of its own; use local"),
     ("trainer.overlap", True, "an update and the rollout beside it would wait for each other; set it to false"),
     ("algorithm.offline.method", "bandit", "its replies are not divided among ranks; start one process"),
 )
@@ -537,60 +554,3 @@ def check_offline(config: TrainConfig, chosen: Set[str]) -> None:
 
 
 # -- the launcher ---------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Launch:
-    """The place of this process among those that a launcher has started; one process is rank 0 of 1."""
-
-    rank: int = 0
-    num_ranks: int = 1
-    local_rank: int = 0
-    """Its index on this machine."""
-    ranks_per_node: int = 1
-
-    @property
-    def nnodes(self) -> int:
-        return self.num_ranks // self.ranks_per_node
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is the process that writes files and messages."""
-        return self.rank == 0
-
-
-def read_launch() -> Launch:
-    """Read the place of this process; raise UserError where the variables contradict each other."""
-    num_ranks = _number("WORLD_SIZE", 1)
-    if num_ranks == 1:
-        return Launch()
-    rank = _number("RANK", None)
-    launch = Launch(rank, num_ranks, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", num_ranks))
-    if not (launch.rank < num_ranks and launch.local_rank < launch.ranks_per_node) or num_ranks % launch.ranks_per_node:
-        raise UserError(
-            f"The launcher's variables contradict each other (RANK={launch.rank}, WORLD_SIZE={num_ranks}, LOCAL_RANK="
-            f"{launch.local_rank}, LOCAL_WORLD_SIZE={launch.ranks_per_node}); start every machine with as many ranks."
-        )
-    return launch
-
-
-def _number(name: str, default: int | None) -> int:
-    text = os.environ.get(name, "")
-    if not text and default is not None:
-        return default
-    if not text.isdigit():
-        raise UserError(f"The launcher has set {name}='{text}', which is not a number; use torchrun.")
-    return int(text)
-
-
-SELECTED = "PRACTICUM_SELECTED_GPU"
-"""Variable that is set once CUDA_VISIBLE_DEVICES is this rank's own."""
-
-
-def select_gpu(launch: Launch) -> None:
-    """Let this process see one GPU, that of its local rank. Must run before CUDA is initialised."""
-    if launch.num_ranks == 1 or os.environ.get(SELECTED) == str(launch.local_rank):
-        return
-    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
-    own = str(launch.local_rank) if not visible else "".join(visible[launch.local_rank : launch.local_rank + 1])
-    os.environ["CUDA_VISIBLE_DEVICES"], os.environ[SELECTED] = own, str(launch.local_rank)

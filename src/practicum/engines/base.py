@@ -25,11 +25,6 @@ class Sampling:
     min_p: float = 0.0
     """Tokens with less than this share of the likeliest token's probability are left out."""
 
-    @property
-    def is_filtered(self) -> bool:
-        """Whether less than the whole distribution is sampled from."""
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
-
     def with_seed(self, seed: int) -> Sampling:
         return replace(self, seed=seed)
 

@@ -157,8 +157,8 @@ def share_of_movement(moved: FloatArray, followed: FloatArray) -> tuple[float | 
     if size == 0.0:
         return None, 0.0
     share = float(followed @ moved) / size
-    rest = followed - share * moved
-    deviation = max(LOGPROB_RESOLUTION, float(np.sqrt(rest @ rest / max(1, len(rest) - 1))))
+    residual = followed - share * moved
+    deviation = max(LOGPROB_RESOLUTION, float(np.sqrt(residual @ residual / max(1, len(residual) - 1))))
     return share, size**0.5 / deviation
 
 

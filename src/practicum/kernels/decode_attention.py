@@ -255,8 +255,8 @@ def attend(
 
 def _num_parts(programs: int, segments: int) -> int:
     """Programs among which a row's segments are divided, where there would be too few programs to fill a GPU."""
-    wanted = min(segments, max(1, TARGET_PROGRAMS // programs))
-    return int(triton.next_power_of_2(wanted)) if wanted > 1 else 1
+    num_splits = min(segments, max(1, TARGET_PROGRAMS // programs))
+    return int(triton.next_power_of_2(num_splits)) if num_splits > 1 else 1
 
 
 @triton.jit(do_not_specialize=["step"])

@@ -124,14 +124,14 @@ def _attend(
         m = tl.full((queries,), MASKED_SCORE, tl.float32)
         l = tl.zeros((queries, 16), tl.float32)
         acc = tl.zeros((queries, size), tl.float32)
-        for at in range(start, tl.minimum(start + segment, stop), block):
-            other = at + step
-            offset = page_offset(table, table_stride, slot, at) + tokens
-            there = (other < stop)[:, None]
-            key = tl.load(keys + offset, mask=there, other=0.0)
+        for first_key in range(start, tl.minimum(start + segment, stop), block):
+            key_index = first_key + step
+            offset = page_offset(table, table_stride, slot, first_key) + tokens
+            is_key = (key_index < stop)[:, None]
+            key = tl.load(keys + offset, mask=is_key, other=0.0)
             score = dot(query, tl.trans(key), exact) * scale
-            score = tl.where(other[None, :] <= position[:, None], score, MASKED_SCORE)
-            value = tl.load(values + offset, mask=there, other=0.0)
+            score = tl.where(key_index[None, :] <= position[:, None], score, MASKED_SCORE)
+            value = tl.load(values + offset, mask=is_key, other=0.0)
             m, l, acc = accumulate(score, value, m, l, acc, exact)
         row_m, row_l, row_acc = merge(row_m, row_l, row_acc, m, tl.max(l, 1), acc)
     target = out + row[:, None] * (heads * size) + head * size + dim[None, :]

@@ -47,14 +47,14 @@ def _forward(
             m = tl.full((queries,), MASKED_SCORE, tl.float32)
             l = tl.zeros((queries, 16), tl.float32)
             acc = tl.zeros((queries, size), tl.float32)
-            for at in range(start, tl.minimum(start + segment, stop), block):
-                other = at + step
-                there = other < stop
-                offset = tl.load(path + other, mask=there, other=0)[:, None].to(tl.int64) * width + dim[None, :]
-                key = tl.load(keys + offset, mask=there[:, None], other=0.0)
+            for first_key in range(start, tl.minimum(start + segment, stop), block):
+                key_index = first_key + step
+                is_key = key_index < stop
+                offset = tl.load(path + key_index, mask=is_key, other=0)[:, None].to(tl.int64) * width + dim[None, :]
+                key = tl.load(keys + offset, mask=is_key[:, None], other=0.0)
                 score = dot(query, tl.trans(key), exact) * scale
-                score = tl.where(other[None, :] <= position[:, None], score, MASKED_SCORE)
-                value = tl.load(values + offset, mask=there[:, None], other=0.0)
+                score = tl.where(key_index[None, :] <= position[:, None], score, MASKED_SCORE)
+                value = tl.load(values + offset, mask=is_key[:, None], other=0.0)
                 m, l, acc = accumulate(score, value, m, l, acc, exact)
             row_m, row_l, row_acc = merge(row_m, row_l, row_acc, m, tl.max(l, 1), acc)
         target = out + row[:, None].to(tl.int64) * (heads * size) + head * size + dim[None, :]
@@ -95,14 +95,14 @@ def _grad_query(
     values = joined + (heads + kv_heads + head // queries_per_key) * size
     grad_query = tl.zeros((block, size), tl.float32)
     for index in range(tl.load(key_block_offsets + query_block), tl.load(key_block_offsets + query_block + 1)):
-        other = tl.load(key_blocks + index) * block + tl.arange(0, block)
-        there = other < tokens
-        end = tl.load(subtree_ends + other, mask=there, other=0)
-        key_offset = other[:, None].to(tl.int64) * width + dim[None, :]
-        key = tl.load(keys + key_offset, mask=there[:, None], other=0.0)
-        value = tl.load(values + key_offset, mask=there[:, None], other=0.0)
+        key_index = tl.load(key_blocks + index) * block + tl.arange(0, block)
+        is_key = key_index < tokens
+        end = tl.load(subtree_ends + key_index, mask=is_key, other=0)
+        key_offset = key_index[:, None].to(tl.int64) * width + dim[None, :]
+        key = tl.load(keys + key_offset, mask=is_key[:, None], other=0.0)
+        value = tl.load(values + key_offset, mask=is_key[:, None], other=0.0)
         score = dot(query, tl.trans(key), exact) * scale
-        visible = (other[None, :] <= row[:, None]) & (row[:, None] < end[None, :])
+        visible = (key_index[None, :] <= row[:, None]) & (row[:, None] < end[None, :])
         weight = tl.where(visible, tl.exp2(score - logsumexp[:, None]), 0.0)
         grad_score = weight * (dot(grad, tl.trans(value), exact) - row_dot[:, None])
         grad_query += dot(grad_score.to(key.dtype), key, exact)
@@ -137,16 +137,20 @@ def _grad_key_value(
         for member in range(group):
             head = kv * group + member
             for index in range(first, last):
-                other = tl.load(query_blocks + index) * block + tl.arange(0, block)
-                there = other < tokens
-                other_row = other[:, None].to(tl.int64)
-                query = tl.load(joined + other_row * width + head * size + dim[None, :], mask=there[:, None], other=0.0)
+                query_index = tl.load(query_blocks + index) * block + tl.arange(0, block)
+                is_query = query_index < tokens
+                other_row = query_index[:, None].to(tl.int64)
+                query = tl.load(
+                    joined + other_row * width + head * size + dim[None, :], mask=is_query[:, None], other=0.0
+                )
                 grad_rows = grad_out + other_row * (heads * size) + head * size + dim[None, :]
-                grad = tl.load(grad_rows, mask=there[:, None], other=0.0)
-                logsumexp = tl.load(logsumexps + head * tokens + other, mask=there, other=0.0)
-                row_dot = tl.load(grad_dot_out + head * tokens + other, mask=there, other=0.0)
+                grad = tl.load(grad_rows, mask=is_query[:, None], other=0.0)
+                logsumexp = tl.load(logsumexps + head * tokens + query_index, mask=is_query, other=0.0)
+                row_dot = tl.load(grad_dot_out + head * tokens + query_index, mask=is_query, other=0.0)
                 score = dot(key, tl.trans(query), exact) * scale
-                visible = (row[:, None] <= other[None, :]) & (other[None, :] < end[:, None]) & there[None, :]
+                visible = (
+                    (row[:, None] <= query_index[None, :]) & (query_index[None, :] < end[:, None]) & is_query[None, :]
+                )
                 weight = tl.where(visible, tl.exp2(score - logsumexp[None, :]), 0.0)
                 grad_value += dot(weight.to(grad.dtype), grad, exact)
                 grad_score = weight * (dot(value, tl.trans(grad), exact) - row_dot[None, :])

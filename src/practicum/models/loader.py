@@ -226,7 +226,10 @@ def save(loaded: LoadedModel, folder: Path) -> None:
 
 def save_weights(loaded: LoadedModel, folder: Path) -> None:
     """Write the weights as Hugging Face does, or only the adapter as PEFT does; the same files for the same weights."""
-    (loaded.adapter or loaded.model).save_pretrained(folder)
+    model = loaded.adapter or loaded.model
+    if loaded.adapter is None:  # transformers writes on the first rank only; every rank may have a server that reads
+        model.should_save_on_this_rank = lambda is_main_process: is_main_process
+    model.save_pretrained(folder)
     config = folder / ADAPTER_CONFIG
     if loaded.adapter is None or not config.is_file():
         return

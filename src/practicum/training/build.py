@@ -13,18 +13,16 @@ import torch.distributed as dist
 
 from practicum.agent import Agent, Deadlines
 from practicum.chat.console import ConsoleEpisodeWatcher
-from practicum.chat.renderer import Renderer
 from practicum.chat.response_format import read_response_format
 from practicum.config import overrides
 from practicum.config.fields import default_of
+from practicum.config.launch import Launch, read_launch, select_gpu
 from practicum.config.overrides import Resolved
-from practicum.config.resolve import Launch, ranks_asked_for, read_launch, resolve_train, select_gpu
+from practicum.config.resolve import ranks_asked_for, resolve_train
 from practicum.config.train import TrainConfig, TrainerConfig
-from practicum.data.run_folder import MODEL, FolderLock, ModelRef, lock_for_run, resolve_model, write_atomic
+from practicum.data.run_folder import MODEL, FolderLock, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
-from practicum.engines.base import PolicyEngine
-from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
-from practicum.engines.vllm.server import ServerSettings, find_python
+from practicum.engines.vllm.server import find_python
 from practicum.environment import DEFAULT_ROLE, Environment
 from practicum.errors import UserError, did_you_mean
 from practicum.evaluation.panel import Panel
@@ -53,6 +51,7 @@ from practicum.training.roles import (
     check_roles,
     role_settings,
 )
+from practicum.training.rollout_engine import engine_maker, ranks_per_engine, resolve_policy
 from practicum.training.rollout_source import OnlineSource, RolloutSource
 from practicum.training.run import Run, RunMonitor
 from practicum.training.settings import (
@@ -62,7 +61,6 @@ from practicum.training.settings import (
     max_micro_batch_tokens,
     max_num_seqs,
     max_turns,
-    model_name,
     reply_format,
     resolve_device,
     rl_settings,
@@ -470,6 +468,7 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
         sharding=sharding_settings(config),
     )
     policy.concurrency = config.agent.concurrency or policy.concurrency
+    policy.ranks_per_engine = ranks_per_engine(config)
     if config.agent.roles:
         add_roles(policy, base, config, on, config.agent.template or template)
     for model in policy.models:
@@ -530,38 +529,6 @@ async def _evaluate(
     )
 
 
-def engine_maker(
-    config: TrainConfig, folder: Path, on: Device | None = None
-) -> Callable[[Renderer], PolicyEngine] | None:
-    """A function that makes the engine which the configuration names; None: the engine in this process."""
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.name == "local":
-        return None
-    vllm, server_folder = rollout.vllm, folder / "vllm"
-    num_seqs = max_num_seqs(config, on or Device())
-    server = ServerSettings(
-        folder=server_folder,
-        python=vllm.python,
-        port=vllm.port,
-        dtype=vllm.dtype,
-        max_model_len=vllm.max_model_len,
-        max_num_seqs=num_seqs,
-        tensor_model_parallel_size=rollout.tensor_model_parallel_size,
-        gpu_memory_utilization=rollout.gpu_memory_utilization,
-        extra_args=tuple(vllm.extra_args),
-        start_timeout=vllm.start_timeout,
-    )
-    settings = VLLMSettings(
-        base=loader.model_folder(resolve_policy(config).model),
-        folder=server_folder,
-        url=vllm.url,
-        server=None if vllm.url else server,
-        max_num_seqs=num_seqs,
-        canary_limit=vllm.canary_limit,
-    )
-    return functools.partial(VLLMEngine, settings=settings)
-
-
 def load_model(config: TrainConfig, on: Device) -> tuple[loader.LoadedModel, loader.LoadedModel | None]:
     """The policy's weights, with an adapter where the configuration asks for one; and, where roles have adapters of
     their own, the model without any."""
@@ -571,17 +538,6 @@ def load_model(config: TrainConfig, on: Device) -> tuple[loader.LoadedModel, loa
         return loaded, None
     base = sharing_weights(loaded) if any(role.adapter for role in config.agent.roles.values()) else None
     return lora.add_adapter(loaded, lora.settings_of(model), config.trainer.seed), base
-
-
-def resolve_policy(config: TrainConfig) -> ModelRef:
-    """The model to train. An adapter is trained further, whether `path` or `lora_adapter_path` names it."""
-    model, ref = config.actor_rollout_ref.model, resolve_model(model_name(config))
-    if ref.adapter is not None and (model.lora_rank or model.lora_adapter_path):
-        raise UserError(
-            f"'{ref.adapter}' is an adapter, which is trained further: leave out actor_rollout_ref.model.lora_rank and "
-            "lora_adapter_path, or merge it first (`practicum merge`)."
-        )
-    return replace(ref, adapter=model.lora_adapter_path) if model.lora_adapter_path else ref
 
 
 def check_machine(config: TrainConfig) -> None:

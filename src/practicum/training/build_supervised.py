@@ -13,16 +13,14 @@ import torch
 
 from practicum.config import overrides
 from practicum.config.dpo import DPOConfig, DPOTrainingConfig
+from practicum.config.launch import Launch, read_launch, select_gpu
 from practicum.config.overrides import Resolved
 from practicum.config.resolve import (
     LORA_KEYS,
-    Launch,
     check_supervised,
     is_changed,
     ranks_asked_for,
-    read_launch,
     resolve_supervised,
-    select_gpu,
 )
 from practicum.config.sft import SFTConfig, SFTTrainingConfig
 from practicum.data.export import DPO_FIELDS, check_roles

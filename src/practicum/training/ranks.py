@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from practicum.config.resolve import Launch, read_launch
+from practicum.config.launch import Launch, read_launch
 from practicum.errors import UserError, describe_exception
 
 Item = TypeVar("Item")
@@ -159,11 +159,15 @@ def part_bounds(sizes: Sequence[int], num_parts: int) -> list[tuple[int, int]]:
     return list(zip(starts, [*starts[1:], len(sizes)], strict=True))
 
 
-def own_positions(groups: Sequence[str]) -> list[int]:
-    """Return the positions of this rank's items; items of one group are on one rank, and groups go round."""
+def own_positions(groups: Sequence[str], ranks_per_engine: int = 1) -> list[int]:
+    """Return the positions of this rank's items; items of one group are on one rank, and groups go round.
+
+    Where ranks share an engine, only the first of them has items.
+    """
     rank_of: dict[str, int] = {}
+    num_engines = max(1, num_ranks() // ranks_per_engine)
     for group in groups:
-        rank_of.setdefault(group, len(rank_of) % num_ranks())
+        rank_of.setdefault(group, len(rank_of) % num_engines * ranks_per_engine)
     return [position for position, group in enumerate(groups) if rank_of[group] == own_rank()]
 
 

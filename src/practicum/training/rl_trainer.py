@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from practicum.algorithms import losses
+from practicum.engines.local.sampling import is_filtered
 from practicum.errors import UserError
 from practicum.models.decoder import Decoder
 from practicum.resources import RunResources
@@ -87,7 +88,7 @@ class RLTrainer(Trainer):
         state is part of the trainer's, and they are closed with it.
         """
         sampling = source.agent.sampling
-        if sampling.is_filtered and policy.engine.name != "local":
+        if is_filtered(sampling) and policy.engine.name != "local":
             raise UserError(
                 f"The engine '{policy.engine.name}' does not say which tokens top_k, top_p and min_p left to sample "
                 "from; leave them out, or set actor_rollout_ref.rollout.name=local."

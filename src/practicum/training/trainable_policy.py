@@ -102,6 +102,8 @@ class TrainablePolicy:
 
     episode_slots: asyncio.Semaphore | None = None
     """Where several rollouts run at the same time: the episodes of all of them, oldest first."""
+    ranks_per_engine: int = 1
+    """How many ranks share an engine; the first of them runs the episodes of all."""
 
     def __init__(
         self,
@@ -344,7 +346,7 @@ class TrainablePolicy:
 
         Those of a sharded model are its engine's weights.
         """
-        decoder = self.decoder if self.unsharded_copy is None else self.engine_decoder
+        decoder = self.decoder if self.unsharded_copy is None else self.unsharded_copy.decoder()
         assert decoder is not None
         ids = (*prompt, *reply)
         mask = np.arange(len(ids)) >= len(prompt)
@@ -376,14 +378,16 @@ class TrainablePolicy:
         Several ranks divide them among them by group, and each gets all of them. Rollout workers, where there are any,
         run them in environments of their own.
         """
+        several_ranks = dist.is_initialized()
         if refresh:
-            await self.refresh()
+            with ranks.shared_failure() if several_ranks else contextlib.nullcontext():
+                await self.refresh()
         if self.workers is not None:
             return await self.workers.roll_out(self, RolloutRequest(planned, agent, provenance or {}, on_done, refresh))
-        several_ranks = dist.is_initialized()
         own: Sequence[int] = range(len(planned))
         if several_ranks:
-            own = ranks.own_positions([attempt.group or attempt.task.id for attempt in planned])
+            groups = [attempt.group or attempt.task.id for attempt in planned]
+            own = ranks.own_positions(groups, self.ranks_per_engine)
         with ranks.shared_failure() if several_ranks else contextlib.nullcontext():
             episodes = await run_episodes(
                 [planned[position] for position in own],

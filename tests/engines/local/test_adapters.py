@@ -143,13 +143,13 @@ def test_every_request_is_answered_by_its_own_adapter(renderer: Renderer, folder
     async def work(engine: LocalEngine) -> None:
         for name, folder in folders.items():
             await engine.load_adapter(name, folder)
-        asked = mixed(names)
-        replies = await asyncio.gather(*(engine.generate(one) for one in asked))
-        for one, reply in zip(asked, replies, strict=True):
+        batch = mixed(names)
+        replies = await asyncio.gather(*(engine.generate(item) for item in batch))
+        for item, reply in zip(batch, replies, strict=True):
             assert reply.logprobs is not None
-            expected = peft_logprobs(folders.get(one.adapter), one.ids, reply)
-            assert torch.allclose(torch.tensor(reply.logprobs), expected, atol=1e-4), one.adapter
-        same = [reply.ids for one, reply in zip(asked, replies, strict=True) if len(one.ids) == 40]
+            expected = peft_logprobs(folders.get(item.adapter), item.ids, reply)
+            assert torch.allclose(torch.tensor(reply.logprobs), expected, atol=1e-4), item.adapter
+        same = [reply.ids for item, reply in zip(batch, replies, strict=True) if len(item.ids) == 40]
         assert len(set(same)) > 1
 
     use(renderer, work)
@@ -159,11 +159,11 @@ def test_other_requests_in_the_batch_change_no_bit(renderer: Renderer, folders: 
     async def work(engine: LocalEngine) -> None:
         for name, folder in folders.items():
             await engine.load_adapter(name, folder)
-        asked = mixed(["", *folders])
-        together = await asyncio.gather(*(engine.generate(one) for one in asked))
+        batch = mixed(["", *folders])
+        batched = await asyncio.gather(*(engine.generate(item) for item in batch))
         engine.weights_changed(1)  # nothing cached
-        alone = [await engine.generate(one) for one in asked]
-        assert [(r.ids, r.logprobs) for r in together] == [(r.ids, r.logprobs) for r in alone]
+        alone = [await engine.generate(item) for item in batch]
+        assert [(r.ids, r.logprobs) for r in batched] == [(r.ids, r.logprobs) for r in alone]
 
     use(renderer, work)
 
@@ -171,8 +171,8 @@ def test_other_requests_in_the_batch_change_no_bit(renderer: Renderer, folders: 
 def test_an_adapter_can_be_loaded_while_requests_run(renderer: Renderer, folders: dict[str, Path]) -> None:
     async def work(engine: LocalEngine) -> None:
         await engine.load_adapter("wide", folders["wide"])
-        wanted = request([5, 6, 7, 8], "wide", 1, 40)
-        long = asyncio.ensure_future(engine.generate(wanted))
+        wide_request = request([5, 6, 7, 8], "wide", 1, 40)
+        long = asyncio.ensure_future(engine.generate(wide_request))
         await decode_steps(engine, 3)
         await engine.load_adapter("narrow", folders["narrow"])
         assert not long.done()
@@ -180,11 +180,11 @@ def test_an_adapter_can_be_loaded_while_requests_run(renderer: Renderer, folders
         reply = await long
         assert reply.logprobs is not None
         assert torch.allclose(
-            torch.tensor(reply.logprobs), peft_logprobs(folders["wide"], wanted.ids, reply), atol=1e-3
+            torch.tensor(reply.logprobs), peft_logprobs(folders["wide"], wide_request.ids, reply), atol=1e-3
         )
         await engine.unload_adapter("wide")
         with pytest.raises(UserError, match="no adapter 'wide'"):
-            await engine.generate(wanted)
+            await engine.generate(wide_request)
 
     use(without_end_ids(renderer), work, StepwiseRunner)
 
@@ -325,9 +325,9 @@ def test_a_row_gets_the_bits_of_pefts_layers(masked: bool, dtype: torch.dtype, f
                     assert torch.equal(part[rows], expected[rows]), (name, group)
 
 
-def mean_difference(policy: TrainablePolicy, asked: list[Request], replies: list[Generation]) -> float:
+def mean_difference(policy: TrainablePolicy, batch: list[Request], replies: list[Generation]) -> float:
     """Between the log-probs of an engine and those of the learner, per token."""
-    scored = [policy.score(one.ids, reply.ids) for one, reply in zip(asked, replies, strict=True)]
+    scored = [policy.score(item.ids, reply.ids) for item, reply in zip(batch, replies, strict=True)]
     pairs = zip(itertools.chain(*scored), itertools.chain(*(reply.logprobs or () for reply in replies)), strict=True)
     return statistics.fmean(abs(first - second) for first, second in pairs)
 
@@ -341,8 +341,8 @@ def test_engine_and_learner_agree_on_adapters_that_are_trained_side_by_side(
     learners = {}
     for seed, name in enumerate(("planner", "worker")):
         model = copy.deepcopy(shared)
-        for own, theirs in zip(model.parameters(), shared.parameters(), strict=True):
-            own.data = theirs.data  # the same storage: there is one base
+        for own, shared_parameter in zip(model.parameters(), shared.parameters(), strict=True):
+            own.data = shared_parameter.data  # the same storage: there is one base
         loaded = LoadedModel(model, renderer.tokenizer, "tiny")
         learners[name] = add_adapter(loaded, LoRASettings(4 + 4 * seed, 16.0), seed=seed)
 
@@ -366,18 +366,18 @@ def test_engine_and_learner_agree_on_adapters_that_are_trained_side_by_side(
                         await asyncio.sleep(0.001)
                 update(name, version)
                 await engine.load_adapter(name, learners[name].adapter, version)
-                for one in busy:
-                    assert (await one).policy_version in (1, 2)
-            asked = [
+                for item in busy:
+                    assert (await item).policy_version in (1, 2)
+            batch = [
                 request([rng.randrange(10, 700) for _ in range(rng.randint(3, 90))], name, number, 16)
                 for number, name in enumerate([*learners, ""] * 4)
             ]
-            replies = await asyncio.gather(*map(engine.generate, asked))
+            replies = await asyncio.gather(*map(engine.generate, batch))
             plain = TrainablePolicy(LoadedModel(shared, renderer.tokenizer, "tiny"))
-            base_difference = mean_difference(plain, asked[2::3], replies[2::3])
+            base_difference = mean_difference(plain, batch[2::3], replies[2::3])
             for index, name in enumerate(learners):
-                assert {one.policy_version for one in replies[index::3]} == {version}
-                difference = mean_difference(TrainablePolicy(learners[name]), asked[index::3], replies[index::3])
+                assert {item.policy_version for item in replies[index::3]} == {version}
+                difference = mean_difference(TrainablePolicy(learners[name]), batch[index::3], replies[index::3])
                 print(f"{dtype}: {difference:.2g} with '{name}', {base_difference:.2g} without an adapter")
                 assert difference <= 2 * base_difference
         await engine.close()

@@ -77,13 +77,13 @@ def test_a_model_that_was_not_trained_writes_valid_json(model: LlamaForCausalLM,
 def test_ten_thousand_samples_are_valid(model: LlamaForCausalLM, renderer: Renderer) -> None:
     for index, reply in enumerate(sample_schemas(model, renderer, 10_000 // len(SCHEMAS), SUFFICIENT)):
         check_valid(renderer, SCHEMAS[index % len(SCHEMAS)], reply)
-    cut = 0
+    num_cut = 0
     for index, reply in enumerate(sample_schemas(model, renderer, 10_000 // len(SCHEMAS), 12)):
         if reply.stop_reason is StopReason.LENGTH:
-            cut += 1
+            num_cut += 1
         else:
             check_valid(renderer, SCHEMAS[index % len(SCHEMAS)], reply)
-    assert 1000 < cut < 9000
+    assert 1000 < num_cut < 9000
 
 
 @pytest.mark.parametrize("steps", [1, 3])
@@ -98,8 +98,8 @@ def test_other_forms_and_free_replies_share_a_batch(model: LlamaForCausalLM, ren
     alone = generate(make_engine(model, renderer), free)
     constrained = [request(form, seed) for seed in range(3) for form in forms]
     replies = generate(make_engine(model, renderer, steps_per_decode=steps), [*free, *constrained])
-    assert [(one.ids, one.logprobs) for one in replies[:6]] == [(one.ids, one.logprobs) for one in alone]
-    assert [one.response_format for one in replies] == [one.response_format for one in [*free, *constrained]]
+    assert [(item.ids, item.logprobs) for item in replies[:6]] == [(item.ids, item.logprobs) for item in alone]
+    assert [item.response_format for item in replies] == [item.response_format for item in [*free, *constrained]]
     for seed in range(3):
         texts = [renderer.decode(reply.ids) for reply in replies[6 + 4 * seed : 10 + 4 * seed]]
         assert re.fullmatch("[0-9]{3}-(ab|cd)", texts[0])
@@ -114,24 +114,24 @@ def test_log_probs_are_those_of_the_tokens_that_could_be_sampled(
     model: LlamaForCausalLM, renderer: Renderer, sampling: dict[str, float]
 ) -> None:
     form = response_format(SCHEMAS[1])
-    asked = [request(form, seed, **sampling) for seed in range(4)]
+    batch = [request(form, seed, **sampling) for seed in range(4)]
     exact = loader.load_tiny(0).model.double()
-    for one, reply in zip(asked, generate(make_engine(model, renderer), asked), strict=True):
+    for item, reply in zip(batch, generate(make_engine(model, renderer), batch), strict=True):
         (masks,) = renderer.grammars.token_masks([(form, reply.ids)])
         allowed = torch.from_numpy(unpack_masks(masks.table, 772)[masks.rows])
         with torch.no_grad():
-            rows = exact(torch.tensor([[*one.ids, *reply.ids]])).logits[0, len(one.ids) - 1 : -1]
-        logprobs = (rows.masked_fill(~allowed, -torch.inf) / (one.sampling.temperature or 1.0)).log_softmax(-1)
-        if one.sampling.top_k:
-            kept = logprobs >= logprobs.topk(one.sampling.top_k, -1).values[:, -1:]
+            rows = exact(torch.tensor([[*item.ids, *reply.ids]])).logits[0, len(item.ids) - 1 : -1]
+        logprobs = (rows.masked_fill(~allowed, -torch.inf) / (item.sampling.temperature or 1.0)).log_softmax(-1)
+        if item.sampling.top_k:
+            is_kept = logprobs >= logprobs.topk(item.sampling.top_k, -1).values[:, -1:]
             ordered, order = logprobs.sort(-1, descending=True)
-            nucleus = ordered.exp().cumsum(-1) - ordered.exp() < one.sampling.top_p
-            kept &= torch.zeros_like(kept).scatter(-1, order, nucleus)
-            logprobs = logprobs.masked_fill(~kept, -torch.inf).log_softmax(-1)
+            nucleus = ordered.exp().cumsum(-1) - ordered.exp() < item.sampling.top_p
+            is_kept &= torch.zeros_like(is_kept).scatter(-1, order, nucleus)
+            logprobs = logprobs.masked_fill(~is_kept, -torch.inf).log_softmax(-1)
         ids = torch.tensor(reply.ids)[:, None]
         assert reply.logprobs is not None
         assert reply.logprobs == pytest.approx(logprobs.gather(-1, ids)[:, 0].tolist(), abs=1e-4)
-        if not one.sampling.temperature:
+        if not item.sampling.temperature:
             assert ids[:, 0].tolist() == logprobs.argmax(-1).tolist()
 
 
@@ -148,7 +148,7 @@ def test_masks_that_are_derived_again_are_those_that_were_sampled_under(
     replies = sample_schemas(model, renderer, 1, SUFFICIENT)
     formats = [reply.response_format for reply in replies]
     derived = renderer.grammars.token_masks(
-        [(form, one.ids) for form, one in zip(formats, replies, strict=True) if form]
+        [(form, item.ids) for form, item in zip(formats, replies, strict=True) if form]
     )
     for form, reply, masks in zip(formats, replies, derived, strict=True):
         assert form is not None
@@ -179,7 +179,7 @@ def test_a_grammar_that_cannot_go_on_ends_its_request_only(model: LlamaForCausal
 
     async def run() -> list[Any]:
         ask = [request(response_format(SCHEMAS[0]), seed) for seed in range(3)]
-        running = [asyncio.ensure_future(engine.generate(one)) for one in ask]
+        running = [asyncio.ensure_future(engine.generate(item)) for item in ask]
         await asyncio.sleep(0)
         original = type(engine).make_matcher
 
@@ -218,8 +218,8 @@ def test_tool_calls_parse_and_have_the_arguments_of_their_tool(model: LlamaForCa
 
     async def run() -> list[Any]:
         try:
-            asked = [policy.reply([Message("user", str(n))], tools=TOOLS) for n in range(16)]
-            return list(await asyncio.gather(*asked))
+            batch = [policy.reply([Message("user", str(n))], tools=TOOLS) for n in range(16)]
+            return list(await asyncio.gather(*batch))
         finally:
             await engine.close()
 

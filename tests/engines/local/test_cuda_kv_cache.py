@@ -26,11 +26,11 @@ STEM = list(range(PAGE_TOKENS + 32))
 
 def keys_of(ids: Sequence[int]) -> Tensor:
     """What stands for the keys of a run: each depends on all that came before it."""
-    found, running = [], 1
-    for one in ids:
-        running = (running * 31 + one) % 65521
-        found.append(float(running))
-    return torch.tensor(found)
+    values, running = [], 1
+    for token_id in ids:
+        running = (running * 31 + token_id) % 65521
+        values.append(float(running))
+    return torch.tensor(values)
 
 
 class Simulation:
@@ -45,10 +45,10 @@ class Simulation:
         self.running: list[RunningRequest] = []
 
     def request(self, ids: Sequence[int], session: str = "", max_new_tokens: int = 60) -> RunningRequest:
-        asked = Request(tuple(ids), Sampling(), Task("t", "x", "train"), Observation(), (), session=session)
-        made = RunningRequest(asked, None, None, list(ids), max_new_tokens)  # type: ignore[arg-type]
-        made.hashes = block_hashes(asked.ids[:-1])
-        made.prefix_match = self.prefixes.match(asked.ids[:-1], session, "", made.hashes)
+        sent = Request(tuple(ids), Sampling(), Task("t", "x", "train"), Observation(), (), session=session)
+        made = RunningRequest(sent, None, None, list(ids), max_new_tokens)  # type: ignore[arg-type]
+        made.hashes = block_hashes(sent.ids[:-1])
+        made.prefix_match = self.prefixes.match(sent.ids[:-1], session, "", made.hashes)
         return made
 
     def pages(self, slot: int) -> list[Tensor]:
@@ -75,34 +75,34 @@ class Simulation:
 
     def start(self, *wave: RunningRequest) -> None:
         self.kv_cache.allocate(wave)
-        for one in wave:
-            expected = keys_of(one.ids[:-1])
-            assert torch.equal(self.keys(one.slot, one.num_cached), expected[: one.num_cached])
-            self.write(one.slot, one.num_cached, expected[one.num_cached :])
+        for req in wave:
+            expected = keys_of(req.ids[:-1])
+            assert torch.equal(self.keys(req.slot, req.num_cached), expected[: req.num_cached])
+            self.write(req.slot, req.num_cached, expected[req.num_cached :])
         self.running += wave
         self.check()
 
-    def decode(self, one: RunningRequest, ids: Sequence[int]) -> bool:
+    def decode(self, req: RunningRequest, ids: Sequence[int]) -> bool:
         """Whether there was room for this many tokens of one request."""
         if not self.kv_cache.reserve_steps(self.running, 4):
             return False
         for other in self.running:
-            other.num_scheduled += 4 if other is one else 0
-        start = len(one.ids) - 1
-        one.ids += ids
-        self.write(one.slot, start, keys_of(one.ids[:-1])[start:])
+            other.num_scheduled += 4 if other is req else 0
+        start = len(req.ids) - 1
+        req.ids += ids
+        self.write(req.slot, start, keys_of(req.ids[:-1])[start:])
         return True
 
-    def end(self, one: RunningRequest, keep: bool = True) -> None:
+    def end(self, req: RunningRequest, keep: bool = True) -> None:
         """End a request, which has run on beyond its last token."""
-        length = len(one.ids) - 1
-        self.write(one.slot, length, torch.full((12,), -1.0))
+        length = len(req.ids) - 1
+        self.write(req.slot, length, torch.full((12,), -1.0))
         if keep:
-            ids, session = tuple(one.ids[:length]), one.request.session
-            self.prefixes.put(ids, self.kv_cache.extract(one.slot, length), session, "", one.hashes)
-        self.kv_cache.release(one.slot)
-        self.kv_cache.free(one.slot)
-        self.running.remove(one)
+            ids, session = tuple(req.ids[:length]), req.request.session
+            self.prefixes.put(ids, self.kv_cache.extract(req.slot, length), session, "", req.hashes)
+        self.kv_cache.release(req.slot)
+        self.kv_cache.free(req.slot)
+        self.running.remove(req)
         self.check()
 
     def num_live(self) -> int:
@@ -110,19 +110,19 @@ class Simulation:
         return self.kv_cache.pool.size - len(self.kv_cache.pool.free) - 1
 
     def check(self) -> None:
-        used = [one.slot for one in self.running]
+        used = [req.slot for req in self.running]
         assert len(set(used)) == len(used)
         pool = self.kv_cache.pool
-        for one in self.running:
-            expected = keys_of(one.ids[:-1])
-            assert torch.equal(self.keys(one.slot, len(expected)), expected)
-        held = {id(page) for one in self.running for page in self.kv_cache.extract(one.slot, CONTEXT)}
+        for req in self.running:
+            expected = keys_of(req.ids[:-1])
+            assert torch.equal(self.keys(req.slot, len(expected)), expected)
+        live_pages = {id(page) for req in self.running for page in self.kv_cache.extract(req.slot, CONTEXT)}
         for entry in self.prefixes:
-            found = torch.cat([pool.chunks[page.location[0]][0, page.location[1], 0, 0, :, 0] for page in entry.kv])
-            assert torch.equal(found[: len(entry.ids)], keys_of(entry.ids))
+            values = torch.cat([pool.chunks[page.location[0]][0, page.location[1], 0, 0, :, 0] for page in entry.kv])
+            assert torch.equal(values[: len(entry.ids)], keys_of(entry.ids))
             assert len(entry.kv) == num_pages(len(entry.ids))
-            held |= {id(page) for page in entry.kv}
-        assert self.num_live() == len(held)
+            live_pages |= {id(page) for page in entry.kv}
+        assert self.num_live() == len(live_pages)
         assert self.prefixes.bytes == len({id(page) for entry in self.prefixes for page in entry.kv}) * pool.page_bytes
         assert self.prefixes.bytes <= self.prefixes.max_bytes
         self.kv_cache.send_table()
@@ -145,9 +145,9 @@ def test_the_next_turn_of_a_session_has_the_pages_of_the_last(sim: Simulation) -
     second = sim.request([*first.ids, 1, 2], "s")
     sim.start(sim.request([3, 3]), second, sim.request([4, 4]))
     assert (second.num_cached, second.continues_session) == (len(first.ids) - 1, True)
-    mine = sim.kv_cache.extract(second.slot, len(second.ids))
-    assert mine[0] is entry.kv[0], "a full page is shared"
-    assert mine[1] is not entry.kv[1], "one that is not full is copied"
+    pages = sim.kv_cache.extract(second.slot, len(second.ids))
+    assert pages[0] is entry.kv[0], "a full page is shared"
+    assert pages[1] is not entry.kv[1], "one that is not full is copied"
 
 
 def test_samples_of_a_prompt_hold_its_full_pages_once(sim: Simulation) -> None:
@@ -158,8 +158,8 @@ def test_samples_of_a_prompt_hold_its_full_pages_once(sim: Simulation) -> None:
     sim.start(*(sim.request(prompt) for _ in range(SLOTS - 1)))
     assert sim.num_live() == 5 + SLOTS
     for number in range(30):  # each writes behind the prompt in a page of its own
-        for one in list(sim.running):
-            assert sim.decode(one, [number, one.slot])
+        for req in list(sim.running):
+            assert sim.decode(req, [number, req.slot])
         sim.check()
 
 
@@ -170,8 +170,8 @@ def test_memory_grows_with_tokens_and_chunks_stay_where_they_are(sim: Simulation
     sim.start(sim.request(range(6 * PAGE_TOKENS)))
     assert len(sim.kv_cache.pool.chunks) > 1
     assert sim.kv_cache.pool.chunks[0].data_ptr() == first
-    for one in list(sim.running):
-        sim.end(one, keep=False)
+    for req in list(sim.running):
+        sim.end(req, keep=False)
     assert sim.num_live() == 0
 
 
@@ -180,8 +180,8 @@ def test_cached_prefixes_give_way_to_requests_and_requests_to_the_bound(monkeypa
     sim = Simulation(1 << 20, max_pages=8)
     turns = [sim.request([number, *STEM], f"s{number}") for number in range(3)]
     sim.start(*turns)
-    for one in turns:
-        sim.end(one)
+    for req in turns:
+        sim.end(req)
     assert (len(sim.prefixes), sim.num_live()) == (3, 6)
     sim.start(sim.request([9] * 150))
     assert len(sim.prefixes) == 2, "the oldest was dropped"
@@ -192,9 +192,9 @@ def test_cached_prefixes_give_way_to_requests_and_requests_to_the_bound(monkeypa
     assert not sim.kv_cache.can_admit(sim.running, [], sim.request([7] * 150), 4)
     with pytest.raises(KVCacheFull):
         sim.kv_cache.allocate([sim.request([7] * 200)])
-    sim.kv_cache.free_all_but([one.slot for one in sim.running])
-    for one in list(sim.running):  # both grow until the last page is taken
-        one.max_new_tokens = 250
+    sim.kv_cache.free_all_but([req.slot for req in sim.running])
+    for req in list(sim.running):  # both grow until the last page is taken
+        req.max_new_tokens = 250
     while sim.decode(sim.running[0], [1, 2, 3, 4]):
         sim.check()
     assert len(sim.prefixes) == 0
@@ -208,11 +208,11 @@ def test_cached_prefixes_give_way_to_requests_and_requests_to_the_bound(monkeypa
 def test_one_request_alone_may_exceed_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuda_kv_cache, "CHUNK_BYTES", 1)
     sim = Simulation(1 << 20, max_pages=1)
-    one = sim.request(range(3 * PAGE_TOKENS), max_new_tokens=200)
-    assert sim.kv_cache.can_admit([], [], one, 4)
-    sim.start(one)
+    req = sim.request(range(3 * PAGE_TOKENS), max_new_tokens=200)
+    assert sim.kv_cache.can_admit([], [], req, 4)
+    sim.start(req)
     for _ in range(40):
-        assert sim.decode(one, [1, 2, 3, 4])
+        assert sim.decode(req, [1, 2, 3, 4])
     assert sim.num_live() > 4
 
 
@@ -277,8 +277,8 @@ def test_pages_are_free_again_after_a_session_an_adapter_or_a_version_ends(sim: 
     def fill() -> None:
         turns = [sim.request([*STEM, number, 1], f"s{number}") for number in range(3)]
         sim.start(*turns)
-        for one in turns:
-            sim.end(one)
+        for req in turns:
+            sim.end(req)
         assert len(sim.prefixes) == 3
 
     fill()
@@ -307,9 +307,9 @@ def test_a_dropped_prefix_stays_readable_for_a_request_that_has_matched_it(sim: 
 
 def test_a_cache_of_zero_bytes_keeps_nothing() -> None:
     sim = Simulation(0)
-    one = sim.request([*STEM, 1], "s")
-    sim.start(one)
-    sim.end(one)
+    req = sim.request([*STEM, 1], "s")
+    sim.start(req)
+    sim.end(req)
     assert (len(sim.prefixes), sim.num_live()) == (0, 0)
 
 
@@ -331,31 +331,31 @@ def test_random_operations(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
                 if rng.random() < 0.2:
                     ids = ids[: rng.randint(1, len(ids))]
                 ids = [*ids, rng.randrange(3), rng.randrange(3)]
-                one = sim.request(ids, rng.choice([session, session, ""]))
-                if sim.kv_cache.can_admit(sim.running, wave, one, 4):
-                    wave.append(one)
+                req = sim.request(ids, rng.choice([session, session, ""]))
+                if sim.kv_cache.can_admit(sim.running, wave, req, 4):
+                    wave.append(req)
                 else:
-                    one.prefix_match = NO_MATCH
+                    req.prefix_match = NO_MATCH
             sim.start(*wave)
-            reused += sum(one.num_cached for one in wave)
+            reused += sum(req.num_cached for req in wave)
         elif operation < 0.9 and sim.running:
-            one = rng.choice(sim.running)
+            req = rng.choice(sim.running)
             for _ in range(rng.randint(1, 12)):
-                if one.num_scheduled + 4 > one.max_new_tokens:
+                if req.num_scheduled + 4 > req.max_new_tokens:
                     break
-                while not sim.decode(one, [rng.randrange(3) for _ in range(rng.randint(1, 4))]):
-                    sim.end(next(other for other in sim.running if other is not one), keep=False)
-            if session := one.request.session:
-                histories[session] = one.ids[:330] if rng.random() < 0.8 else one.ids[:20]
+                while not sim.decode(req, [rng.randrange(3) for _ in range(rng.randint(1, 4))]):
+                    sim.end(next(other for other in sim.running if other is not req), keep=False)
+            if session := req.request.session:
+                histories[session] = req.ids[:330] if rng.random() < 0.8 else req.ids[:20]
             if rng.random() < 0.7:
-                sim.end(one, keep=bool(session) and rng.random() < 0.9)
+                sim.end(req, keep=bool(session) and rng.random() < 0.9)
         elif operation < 0.95:
             sim.prefixes.end_session(rng.choice([*histories]))
             sim.check()
         elif not sim.running:
             sim.prefixes.set_version(sim.prefixes.version + 1)
     assert reused or sim.prefixes.max_bytes == 1
-    for one in list(sim.running):
-        sim.end(one, keep=False)
+    for req in list(sim.running):
+        sim.end(req, keep=False)
     sim.prefixes.set_version(9)
     assert sim.num_live() == 0

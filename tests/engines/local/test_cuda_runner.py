@@ -66,8 +66,8 @@ def random_tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
     return torch.randn(*shape, device="cuda").to(dtype)
 
 
-def close(found: Tensor, expected: Tensor, limit: float) -> None:
-    error = float((found.double() - expected.double()).norm() / expected.double().norm())
+def close(actual: Tensor, expected: Tensor, limit: float) -> None:
+    error = float((actual.double() - expected.double()).norm() / expected.double().norm())
     assert error < limit, error
 
 
@@ -125,8 +125,8 @@ def test_silu_and_mul() -> None:
     from practicum.kernels.fused_layers import silu_and_mul
 
     joined = random_tensor(37, 2 * 1536)
-    left, right = joined.double().chunk(2, -1)
-    close(silu_and_mul(joined), F.silu(left) * right, 1e-2)
+    gate, up = joined.double().chunk(2, -1)
+    close(silu_and_mul(joined), F.silu(gate) * up, 1e-2)
 
 
 def test_sampling_is_the_inverse_of_the_distribution() -> None:
@@ -139,15 +139,15 @@ def test_sampling_is_the_inverse_of_the_distribution() -> None:
     slots = torch.randperm(200, device="cuda")
     placed_noise, placed_temperature = torch.empty_like(noise), torch.empty_like(temperature)
     placed_noise[slots], placed_temperature[slots] = noise, temperature
-    rest = torch.arange(2 * 200, device="cuda").reshape(2, 200)
-    state = [*rest.clone(), torch.empty_like(steps)]
+    counters = torch.arange(2 * 200, device="cuda").reshape(2, 200)
+    state = [*counters.clone(), torch.empty_like(steps)]
     state[2][slots] = steps
-    found = torch.full((200, 3, 2), -7.0, dtype=torch.float64, device="cuda")
-    decode_attention.sample(logits, placed_noise, placed_temperature, slots, tuple(state), found, 1, 7)
-    assert bool((found[:, [0, 2]] == -7).all())
-    ids, logprobs = found[:, 1, 0].long(), found[:, 1, 1].float()
+    actual = torch.full((200, 3, 2), -7.0, dtype=torch.float64, device="cuda")
+    decode_attention.sample(logits, placed_noise, placed_temperature, slots, tuple(state), actual, 1, 7)
+    assert bool((actual[:, [0, 2]] == -7).all())
+    ids, logprobs = actual[:, 1, 0].long(), actual[:, 1, 1].float()
     assert torch.equal(state[0][slots], ids)
-    assert torch.equal(state[1], torch.where(torch.arange(200, device="cuda") == 7, 0, rest[1] + 1))
+    assert torch.equal(state[1], torch.where(torch.arange(200, device="cuda") == 7, 0, counters[1] + 1))
     assert torch.equal(state[2][slots], steps + 1)
     divisor = torch.where(temperature == 0, 1.0, temperature)[:, None]
     exact = (logits.double() / divisor).log_softmax(-1)
@@ -171,10 +171,10 @@ def requests(count: int, seed: int = 0, adapter: str = "") -> list[Request]:
     return made
 
 
-def generate(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
+def generate(engine: LocalEngine, batch: list[Request]) -> list[Generation]:
     async def run() -> list[Generation]:
         try:
-            return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
+            return list(await asyncio.gather(*(engine.generate(req) for req in batch)))
         finally:
             await engine.close()
 
@@ -185,17 +185,17 @@ def generate(engine: LocalEngine, asked: list[Request]) -> list[Generation]:
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_logprobs_are_the_models_own(name: str, dtype: torch.dtype, limit: float, renderer: Renderer) -> None:
     model = build_model(name).to("cuda", dtype)
-    asked = requests(90)
-    replies = generate(LocalEngine(Decoder(model), renderer, max_batch=32), asked)
+    batch = requests(90)
+    replies = generate(LocalEngine(Decoder(model), renderer, max_batch=32), batch)
     exact = build_model(name).double().to("cuda")
     off = []
-    for one, reply in zip(asked, replies, strict=True):
-        ids = torch.tensor([[*one.ids, *reply.ids]], device="cuda")
+    for req, reply in zip(batch, replies, strict=True):
+        ids = torch.tensor([[*req.ids, *reply.ids]], device="cuda")
         with torch.no_grad():
-            rows = exact(ids).logits[0, len(one.ids) - 1 : -1] / (one.sampling.temperature or 1.0)
-        known = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
+            rows = exact(ids).logits[0, len(req.ids) - 1 : -1] / (req.sampling.temperature or 1.0)
+        expected = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
         assert reply.logprobs is not None
-        off.append((torch.tensor(reply.logprobs, device="cuda").double() - known).abs())
+        off.append((torch.tensor(reply.logprobs, device="cuda").double() - expected).abs())
     assert float(torch.cat(off).max()) < limit
     assert float(torch.cat(off).mean()) < limit / 8
 
@@ -203,24 +203,24 @@ def test_logprobs_are_the_models_own(name: str, dtype: torch.dtype, limit: float
 def learner_logprobs(decoder: Decoder, pairs: list[tuple[Request, Generation]]) -> Tensor:
     """The log-probs that the learner computes of all replies' tokens."""
     samples = []
-    for one, reply in pairs:
-        ids = (*one.ids, *reply.ids)
-        mask = np.arange(len(ids)) >= len(one.ids)
-        nothing = np.zeros(len(ids), dtype=np.float32)
-        samples.append(Sample(ids, mask, nothing, nothing, nothing, one.sampling.temperature))
-    return torch.cat([found.cpu() for found in compute_logprobs(decoder, samples, MicroBatchLimits(512))])
+    for req, reply in pairs:
+        ids = (*req.ids, *reply.ids)
+        mask = np.arange(len(ids)) >= len(req.ids)
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        samples.append(Sample(ids, mask, zeros, zeros, zeros, req.sampling.temperature))
+    return torch.cat([actual.cpu() for actual in compute_logprobs(decoder, samples, MicroBatchLimits(512))])
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
 def test_engine_and_learner_agree_to_the_last_bits(name: str, renderer: Renderer) -> None:
     """In bfloat16, in any batch, with any part of the prompt cached, and however the learner packs it."""
     decoder = Decoder(build_model(name).to("cuda", torch.bfloat16))
-    asked = [one for one in requests(90) if one.sampling.temperature]
-    replies = generate(LocalEngine(decoder, renderer, max_batch=32), asked)
-    known = learner_logprobs(decoder, list(zip(asked, replies, strict=True)))
-    said = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
-    assert float((known - said).abs().max()) < 1e-4
-    assert float((known - said).abs().mean()) < 1e-5
+    batch = [req for req in requests(90) if req.sampling.temperature]
+    replies = generate(LocalEngine(decoder, renderer, max_batch=32), batch)
+    expected = learner_logprobs(decoder, list(zip(batch, replies, strict=True)))
+    engine_logprobs = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
+    assert float((expected - engine_logprobs).abs().max()) < 1e-4
+    assert float((expected - engine_logprobs).abs().mean()) < 1e-5
 
 
 def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
@@ -236,16 +236,16 @@ def test_the_same_seed_gives_the_same_tokens(renderer: Renderer) -> None:
 def test_joint_reads_of_a_shared_prefix_change_no_reply(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     from practicum.engines.local.cuda_runner import CudaRunner
 
-    asked = [replace(one, ids=(*range(100, 180), *one.ids)) for one in requests(90)]
-    asked += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in asked[:6]]
-    found = []
+    batch = [replace(req, ids=(*range(100, 180), *req.ids)) for req in requests(90)]
+    batch += [replace(req, sampling=replace(req.sampling, top_k=5), session="") for req in batch[:6]]
+    actual = []
     for joint_bytes in (1 << 60, 0):
         monkeypatch.setattr("practicum.engines.local.shared_prefix.MIN_JOINT_READ_BYTES", joint_bytes)
         engine = LocalEngine(Decoder(build_model("llama").to("cuda", torch.bfloat16)), renderer, max_batch=48)
-        found.append(generate(engine, asked))
+        actual.append(generate(engine, batch))
         assert isinstance(engine.runner, CudaRunner)
         assert any(joint for *_, joint in engine.runner.captured) == (joint_bytes == 0)
-    alone, joint = ([(reply.ids, reply.logprobs) for reply in replies] for replies in found)
+    alone, joint = ([(reply.ids, reply.logprobs) for reply in replies] for replies in actual)
     assert joint == alone
 
 
@@ -253,27 +253,27 @@ def test_the_most_likely_tokens_change_no_reply_and_are_the_cpus(renderer: Rende
     """Of filtered, greedy and plain requests and of one with a response format, beside some that do not ask."""
     model = build_model("llama")
     plain = requests(60)
-    plain += [replace(one, sampling=replace(one.sampling, top_k=5), session="") for one in plain[:12]]
+    plain += [replace(req, sampling=replace(req.sampling, top_k=5), session="") for req in plain[:12]]
     plain += [replace(plain[5], response_format={"type": "choice", "choice": ["x", "yz"]}, session="")]
     counts = (3, 0, MAX_TOP_LOGPROBS, 1)
-    asked = [replace(one, top_logprobs=counts[number % 4]) for number, one in enumerate(plain)]
-    on_cpu = generate(LocalEngine(Decoder(copy.deepcopy(model)), renderer, max_batch=48), asked)
+    with_top = [replace(req, top_logprobs=counts[number % 4]) for number, req in enumerate(plain)]
+    on_cpu = generate(LocalEngine(Decoder(copy.deepcopy(model)), renderer, max_batch=48), with_top)
     for dtype, limit in ((torch.float32, 1e-2), (torch.bfloat16, None)):
         decoder = Decoder(copy.deepcopy(model).to("cuda", dtype))
-        quiet, replies = (generate(LocalEngine(decoder, renderer, max_batch=48), batch) for batch in (plain, asked))
-        assert [(one.ids, one.logprobs) for one in replies] == [(one.ids, one.logprobs) for one in quiet]
+        quiet, replies = (generate(LocalEngine(decoder, renderer, max_batch=48), batch) for batch in (plain, with_top))
+        assert [(reply.ids, reply.logprobs) for reply in replies] == [(reply.ids, reply.logprobs) for reply in quiet]
         num_compared = 0
-        for request, mine, other in zip(asked, replies, on_cpu, strict=True):
-            assert len(mine.top_logprobs) == (len(mine.ids) if request.top_logprobs else 0)
-            for token, logprob, top in zip(mine.ids, mine.logprobs or (), mine.top_logprobs, strict=False):
+        for request, reply, other in zip(with_top, replies, on_cpu, strict=True):
+            assert len(reply.top_logprobs) == (len(reply.ids) if request.top_logprobs else 0)
+            for token, logprob, top in zip(reply.ids, reply.logprobs or (), reply.top_logprobs, strict=False):
                 values = [value for _, value in top]
                 assert 0 < len(top) <= request.top_logprobs
                 assert values == sorted(values, reverse=True)
                 assert dict(top).get(token, logprob) == pytest.approx(logprob, abs=1e-3)
-            if limit is not None and mine.ids == other.ids:
-                num_compared += len(mine.top_logprobs)
-                for own, known in zip(mine.top_logprobs, other.top_logprobs, strict=True):
-                    assert [value for _, value in own] == pytest.approx([value for _, value in known], abs=limit)
+            if limit is not None and reply.ids == other.ids:
+                num_compared += len(reply.top_logprobs)
+                for own, expected in zip(reply.top_logprobs, other.top_logprobs, strict=True):
+                    assert [value for _, value in own] == pytest.approx([value for _, value in expected], abs=limit)
         assert limit is None or num_compared > 200
 
 
@@ -288,10 +288,10 @@ def test_turns_that_continue_the_pages_of_the_last_one(sessions: int, renderer: 
         replies = []
         for turn in range(4):
             sampling = Sampling(1.0, max_tokens=rng.randint(1, 30), seed=100 * number + turn)
-            asked = Request(tuple(history), sampling, TASK, Observation(), (), session=f"s{number}", final=turn == 3)
-            replies.append(await engine.generate(asked))
-            said = replies[-1].ids[rng.choice([0, 0, 3]) :]  # as where thoughts are stripped
-            history += [*said, *(rng.randrange(10, 780) for _ in range(rng.randint(1, 40)))]
+            sent = Request(tuple(history), sampling, TASK, Observation(), (), session=f"s{number}", final=turn == 3)
+            replies.append(await engine.generate(sent))
+            reply_ids = replies[-1].ids[rng.choice([0, 0, 3]) :]  # as where thoughts are stripped
+            history += [*reply_ids, *(rng.randrange(10, 780) for _ in range(rng.randint(1, 40)))]
         engine.end_session(f"s{number}")
         return replies
 
@@ -303,49 +303,49 @@ def test_turns_that_continue_the_pages_of_the_last_one(sessions: int, renderer: 
         return [reply for own in replies for reply in own]
 
     keeping, bare = (LocalEngine(Decoder(model), renderer, max_batch=16, cache_bytes=size) for size in (None, 0))
-    found, known = asyncio.run(run(keeping)), asyncio.run(run(bare))
+    actual, expected = asyncio.run(run(keeping)), asyncio.run(run(bare))
     assert keeping.stats.reused > bare.stats.reused == 0
     assert keeping.prefixes.num_sessions == 0
-    assert [reply.ids for reply in found] == [reply.ids for reply in known]
-    for mine, other in zip(found, known, strict=True):
+    assert [reply.ids for reply in actual] == [reply.ids for reply in expected]
+    for mine, other in zip(actual, expected, strict=True):
         assert mine.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
 
 def test_a_bound_that_is_far_too_small_changes_no_reply(renderer: Renderer) -> None:
     """Requests wait, and some may be begun anew while decode calls with them are under way."""
     model = build_model("llama").to("cuda", torch.bfloat16)
-    asked = [replace(one, sampling=replace(one.sampling, max_tokens=120)) for one in requests(60)]
+    batch = [replace(req, sampling=replace(req.sampling, max_tokens=120)) for req in requests(60)]
     free = LocalEngine(Decoder(model), renderer, max_batch=32)
-    expected = generate(free, asked)
+    expected = generate(free, batch)
     assert free.stats.preempted == 0
     engine = LocalEngine(Decoder(model), renderer, max_batch=32)
     assert isinstance(engine.kv_cache, CudaKVCache)
     engine.kv_cache.max_bytes = engine.kv_cache.bytes_of(1500)
-    found = generate(engine, asked)
-    assert [(reply.ids, reply.logprobs) for reply in found] == [(reply.ids, reply.logprobs) for reply in expected]
+    actual = generate(engine, batch)
+    assert [(reply.ids, reply.logprobs) for reply in actual] == [(reply.ids, reply.logprobs) for reply in expected]
     assert engine.stats.decode_steps > free.stats.decode_steps
     assert engine.kv_cache.num_bytes <= engine.kv_cache.bytes_of(1500) + engine.kv_cache.bytes_of(1)
 
 
 def test_a_long_prompt_is_computed_in_pieces_beside_decode_steps(renderer: Renderer) -> None:
     model = build_model("llama").to("cuda", torch.bfloat16)
-    asked = requests(40)
-    expected = generate(LocalEngine(Decoder(model), renderer, max_batch=32), asked)
+    batch = requests(40)
+    expected = generate(LocalEngine(Decoder(model), renderer, max_batch=32), batch)
     engine = LocalEngine(Decoder(model), renderer, max_batch=8)
     engine.settings = replace(engine.settings, piece_tokens=100)
-    found = generate(engine, asked)
-    assert [(reply.ids, reply.logprobs) for reply in found] == [(reply.ids, reply.logprobs) for reply in expected]
+    actual = generate(engine, batch)
+    assert [(reply.ids, reply.logprobs) for reply in actual] == [(reply.ids, reply.logprobs) for reply in expected]
 
 
 def test_a_closed_engine_leaves_nothing_behind(renderer: Renderer) -> None:
     """Without the garbage collector, which does not look at what was there when episodes began."""
     engine = LocalEngine(Decoder(build_model("llama").to("cuda", torch.bfloat16)), renderer, max_batch=16)
     generate(engine, requests(20))
-    there = weakref.ref(engine)
+    reference = weakref.ref(engine)
     gc.disable()
     try:
         del engine
-        assert there() is None
+        assert reference() is None
     finally:
         gc.enable()
 
@@ -363,28 +363,28 @@ def test_adapters_in_the_decode_path(renderer: Renderer, tmp_path: Path) -> None
                 parameter.normal_(std=0.05)
     wrapped.save_pretrained(str(tmp_path))
     exact = wrapped.double().to("cuda").eval()
-    asked = [*requests(20, 1, "a"), *requests(20, 1)]
+    batch = [*requests(20, 1, "a"), *requests(20, 1)]
 
     async def run() -> list[Generation]:
         engine = LocalEngine(Decoder(build_model("llama").to("cuda")), renderer, max_batch=64)
         await engine.load_adapter("a", tmp_path)
         try:
-            return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
+            return list(await asyncio.gather(*(engine.generate(req) for req in batch)))
         finally:
             await engine.close()
 
-    for one, reply in zip(asked, asyncio.run(run()), strict=True):
-        ids = torch.tensor([[*one.ids, *reply.ids]], device="cuda")
+    for req, reply in zip(batch, asyncio.run(run()), strict=True):
+        ids = torch.tensor([[*req.ids, *reply.ids]], device="cuda")
         with torch.no_grad():
-            if one.adapter:
+            if req.adapter:
                 rows = exact(ids).logits
             else:
                 with exact.disable_adapter():
                     rows = exact(ids).logits
-        rows = rows[0, len(one.ids) - 1 : -1] / (one.sampling.temperature or 1.0)
-        known = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
+        rows = rows[0, len(req.ids) - 1 : -1] / (req.sampling.temperature or 1.0)
+        expected = rows.log_softmax(-1).gather(-1, torch.tensor(reply.ids, device="cuda")[:, None])[:, 0]
         assert reply.logprobs is not None
-        assert torch.allclose(torch.tensor(reply.logprobs, device="cuda").double(), known, atol=3e-3)
+        assert torch.allclose(torch.tensor(reply.logprobs, device="cuda").double(), expected, atol=3e-3)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2", "qwen3"])
@@ -401,23 +401,23 @@ def test_engine_and_learner_agree_on_adapters_beside_one_base(name: str, rendere
                 if "lora_B" in key:
                     parameter.normal_(std=0.05)
         learners[adapter] = Decoder(loaded.model)
-    asked = [one for key in learners for one in requests(30, 1, key) if one.sampling.temperature]
+    batch = [req for key in learners for req in requests(30, 1, key) if req.sampling.temperature]
 
     async def run() -> list[Generation]:
         engine = LocalEngine(Decoder(base), renderer, max_batch=32)
         for key, model in adapted.items():
             await engine.load_adapter(key, model)
         try:
-            return list(await asyncio.gather(*(engine.generate(one) for one in asked)))
+            return list(await asyncio.gather(*(engine.generate(req) for req in batch)))
         finally:
             await engine.close()
 
     replies = asyncio.run(run())
     for key, decoder in learners.items():
-        pairs = [(one, reply) for one, reply in zip(asked, replies, strict=True) if one.adapter == key]
-        said = torch.tensor([value for _, reply in pairs for value in reply.logprobs or ()])
-        assert float((learner_logprobs(decoder, pairs) - said).abs().max()) < 1e-4, key
-        assert float((learner_logprobs(decoder, pairs) - said).abs().mean()) < 1e-5, key
+        pairs = [(req, reply) for req, reply in zip(batch, replies, strict=True) if req.adapter == key]
+        engine_logprobs = torch.tensor([value for _, reply in pairs for value in reply.logprobs or ()])
+        assert float((learner_logprobs(decoder, pairs) - engine_logprobs).abs().max()) < 1e-4, key
+        assert float((learner_logprobs(decoder, pairs) - engine_logprobs).abs().mean()) < 1e-5, key
 
 
 def test_constrained_and_filtered_replies_agree_with_the_learner(renderer: Renderer) -> None:
@@ -425,31 +425,31 @@ def test_constrained_and_filtered_replies_agree_with_the_learner(renderer: Rende
     decoder = Decoder(build_model("llama").to("cuda", torch.bfloat16))
     forms = [response_format(SCHEMAS[1]), None, {"type": "regex", "regex": "[ab]{2,40}"}]
     filters = [{}, {"top_p": 0.7, "min_p": 0.01}, {"top_k": 5}]
-    asked = [
+    batch = [
         replace(
-            one,
+            req,
             response_format=forms[number % 3],
-            sampling=replace(one.sampling, temperature=0.9, max_tokens=90, **filters[number % 4 % 3]),
+            sampling=replace(req.sampling, temperature=0.9, max_tokens=90, **filters[number % 4 % 3]),
         )
-        for number, one in enumerate(requests(60))
+        for number, req in enumerate(requests(60))
     ]
-    replies = generate(LocalEngine(decoder, renderer, max_batch=32), asked)
+    replies = generate(LocalEngine(decoder, renderer, max_batch=32), batch)
     samples = []
-    for one, reply in zip(asked, replies, strict=True):
-        ids = (*one.ids, *reply.ids)
+    for req, reply in zip(batch, replies, strict=True):
+        ids = (*req.ids, *reply.ids)
         masks: tuple[tuple[int, TokenMasks | KeptTokens], ...] = ()
         if reply.kept is not None:
-            masks = ((len(one.ids), KeptTokens(decode_kept(reply.kept))),)
-        elif one.response_format is not None:
-            masks = ((len(one.ids), renderer.grammars.token_masks([(one.response_format, reply.ids)])[0]),)
-        nothing = np.zeros(len(ids), dtype=np.float32)
-        mask = np.arange(len(ids)) >= len(one.ids)
-        samples.append(Sample(ids, mask, nothing, nothing, nothing, 0.9, token_masks=masks))
-        if one.response_format is not None:
-            renderer.grammars.token_masks([(one.response_format, reply.ids)])  # raises where the form is not kept
+            masks = ((len(req.ids), KeptTokens(decode_kept(reply.kept))),)
+        elif req.response_format is not None:
+            masks = ((len(req.ids), renderer.grammars.token_masks([(req.response_format, reply.ids)])[0]),)
+        zeros = np.zeros(len(ids), dtype=np.float32)
+        mask = np.arange(len(ids)) >= len(req.ids)
+        samples.append(Sample(ids, mask, zeros, zeros, zeros, 0.9, token_masks=masks))
+        if req.response_format is not None:
+            renderer.grammars.token_masks([(req.response_format, reply.ids)])  # raises where the form is not kept
     assert any(reply.kept for reply in replies)
-    known = torch.cat([found.cpu() for found in compute_logprobs(decoder, samples, MicroBatchLimits(512))])
-    said = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
-    assert float((known - said).abs().max()) < 1e-4
-    again = generate(LocalEngine(decoder, renderer, max_batch=16), asked)
+    expected = torch.cat([actual.cpu() for actual in compute_logprobs(decoder, samples, MicroBatchLimits(512))])
+    engine_logprobs = torch.tensor([value for reply in replies for value in reply.logprobs or ()])
+    assert float((expected - engine_logprobs).abs().max()) < 1e-4
+    again = generate(LocalEngine(decoder, renderer, max_batch=16), batch)
     assert [reply.ids for reply in again] == [reply.ids for reply in replies]

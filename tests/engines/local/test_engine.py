@@ -81,37 +81,37 @@ def test_greedy_equals_transformers_generate(engine: LocalEngine, model: LlamaFo
 
 
 def test_logprobs_are_the_models(engine: LocalEngine, model: LlamaForCausalLM) -> None:
-    for wanted, reply in zip(mixed(12), generate(engine, *mixed(12)), strict=True):
+    for item, reply in zip(mixed(12), generate(engine, *mixed(12)), strict=True):
         assert reply.logprobs is not None
-        temperature = wanted.sampling.temperature or 1.0
-        ids = torch.tensor([[*wanted.ids, *reply.ids]])
+        temperature = item.sampling.temperature or 1.0
+        ids = torch.tensor([[*item.ids, *reply.ids]])
         with torch.no_grad():
             table = (model(ids).logits[0] / temperature).log_softmax(-1)
-        start = len(wanted.ids)
+        start = len(item.ids)
         expected = [table[start + j - 1, token].item() for j, token in enumerate(reply.ids)]
         assert list(reply.logprobs) == pytest.approx(expected, abs=1e-4)
 
 
 def test_a_reply_does_not_depend_on_its_neighbours(model: LlamaForCausalLM, renderer: Renderer) -> None:
     """Alone, among others, in another order, admitted late: the same ids and the same log-probs, bit for bit."""
-    wanted = mixed(40)
-    together = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
+    batch = mixed(40)
+    batched = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *batch)
     shuffled = list(range(40))
     random.Random(1).shuffle(shuffled)
-    reordered = generate(LocalEngine(Decoder(model), renderer, max_batch=40), *(wanted[i] for i in shuffled))
-    for place, index in enumerate(shuffled):
-        assert reordered[place].ids == together[index].ids
-        assert reordered[place].logprobs == together[index].logprobs
+    reordered = generate(LocalEngine(Decoder(model), renderer, max_batch=40), *(batch[i] for i in shuffled))
+    for position, index in enumerate(shuffled):
+        assert reordered[position].ids == batched[index].ids
+        assert reordered[position].logprobs == batched[index].logprobs
     for index in (0, 7, 23):
-        alone = generate(LocalEngine(Decoder(model), renderer, max_batch=8), wanted[index])[0]
-        assert (alone.ids, alone.logprobs) == (together[index].ids, together[index].logprobs)
+        alone = generate(LocalEngine(Decoder(model), renderer, max_batch=8), batch[index])[0]
+        assert (alone.ids, alone.logprobs) == (batched[index].ids, batched[index].logprobs)
 
 
 def test_requests_of_very_different_length(model: LlamaForCausalLM, renderer: Renderer) -> None:
     """Contexts over five blocks of keys, so that rows are sorted, overtake one another and leave gaps."""
-    wanted = mixed(24, seed=4, longest=620)
-    together = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
-    for request_, reply in zip(wanted, together, strict=True):
+    batch = mixed(24, seed=4, longest=620)
+    batched = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *batch)
+    for request_, reply in zip(batch, batched, strict=True):
         alone = generate(LocalEngine(Decoder(model), renderer, max_batch=8), request_)[0]
         assert (alone.ids, alone.logprobs) == (reply.ids, reply.logprobs)
 
@@ -123,18 +123,20 @@ def test_grouped_heads_too(renderer: Renderer) -> None:
                          num_attention_heads=6, num_key_value_heads=2, max_position_embeddings=512,
                          initializer_range=0.2)  # fmt: skip
     shaped = LlamaForCausalLM(config).eval()
-    wanted = mixed(20)
-    together = generate(LocalEngine(Decoder(shaped), renderer, max_batch=24), *wanted)
+    batch = mixed(20)
+    batched = generate(LocalEngine(Decoder(shaped), renderer, max_batch=24), *batch)
     for index in (3, 11):
-        alone = generate(LocalEngine(Decoder(shaped), renderer), wanted[index])[0]
-        assert (alone.ids, alone.logprobs) == (together[index].ids, together[index].logprobs)
+        alone = generate(LocalEngine(Decoder(shaped), renderer), batch[index])[0]
+        assert (alone.ids, alone.logprobs) == (batched[index].ids, batched[index].logprobs)
 
 
 def test_several_steps_per_decode_change_nothing(model: LlamaForCausalLM, renderer: Renderer) -> None:
-    wanted = mixed(12)
-    one = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *wanted)
-    four = generate(LocalEngine(Decoder(model), renderer, max_batch=16, steps_per_decode=4), *wanted)
-    assert [(g.ids, g.logprobs, g.stop_reason) for g in one] == [(g.ids, g.logprobs, g.stop_reason) for g in four]
+    batch = mixed(12)
+    one_step = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *batch)
+    four_steps = generate(LocalEngine(Decoder(model), renderer, max_batch=16, steps_per_decode=4), *batch)
+    assert [(g.ids, g.logprobs, g.stop_reason) for g in one_step] == [
+        (g.ids, g.logprobs, g.stop_reason) for g in four_steps
+    ]
 
 
 def test_samples_of_one_prompt_share_its_keys(engine: LocalEngine) -> None:
@@ -153,12 +155,12 @@ def test_the_next_turn_starts_where_the_last_one_ended(model: LlamaForCausalLM, 
         await engine.close()
         return first, second
 
-    first, kept = asyncio.run(two_turns(keep=True))
-    assert kept.prompt_cached == 60 + len(first.ids) - 1
+    first, cached = asyncio.run(two_turns(keep=True))
+    assert cached.prompt_cached == 60 + len(first.ids) - 1
     _, fresh = asyncio.run(two_turns(keep=False))
     assert fresh.prompt_cached == 0
-    assert kept.ids == fresh.ids
-    assert kept.logprobs == pytest.approx(fresh.logprobs, abs=1e-4)
+    assert cached.ids == fresh.ids
+    assert cached.logprobs == pytest.approx(fresh.logprobs, abs=1e-4)
 
 
 @pytest.mark.parametrize("version", [0, 1])
@@ -184,23 +186,23 @@ def test_stops(engine: LocalEngine, renderer: Renderer) -> None:
     free = generate(engine, request(range(30, 60), max_tokens=30, seed=5))[0]
     assert free.stop_reason in (StopReason.LENGTH, StopReason.END)
     text = renderer.tokenizer.decode(list(free.ids))
-    wanted = text[len(text) // 2 :][:3]
+    stop_text = text[len(text) // 2 :][:3]
     again = LocalEngine(engine.decoder, renderer)
-    cut = generate(again, request(range(30, 60), max_tokens=30, seed=5, stop=(wanted,)))[0]
-    assert cut.stop_reason is StopReason.STRING
-    assert free.ids[: len(cut.ids)] == cut.ids
-    assert wanted in renderer.tokenizer.decode(list(cut.ids))
+    stopped = generate(again, request(range(30, 60), max_tokens=30, seed=5, stop=(stop_text,)))[0]
+    assert stopped.stop_reason is StopReason.STRING
+    assert free.ids[: len(stopped.ids)] == stopped.ids
+    assert stop_text in renderer.tokenizer.decode(list(stopped.ids))
 
 
 def test_a_full_window_is_told_apart_from_a_length_limit(renderer: Renderer) -> None:
     config = LlamaConfig(vocab_size=772, hidden_size=32, intermediate_size=32, num_hidden_layers=1,
                          num_attention_heads=2, max_position_embeddings=64)  # fmt: skip
     engine = LocalEngine(Decoder(LlamaForCausalLM(config).eval()), renderer)
-    engine.renderer.end_ids, kept = (), engine.renderer.end_ids
+    engine.renderer.end_ids, end_ids = (), engine.renderer.end_ids
     try:
         reply = generate(engine, request(range(10, 70), max_tokens=30))[0]
     finally:
-        engine.renderer.end_ids = kept
+        engine.renderer.end_ids = end_ids
     assert reply.stop_reason is StopReason.CONTEXT
     assert len(reply.ids) == 4
 
@@ -250,7 +252,7 @@ def test_a_failed_step_fails_the_requests_and_says_why(
         return await asyncio.wait_for(asyncio.gather(*map(engine.generate, requests), return_exceptions=True), 20)
 
     results = asyncio.run(run())  # nobody is left waiting
-    assert all(isinstance(one, EngineError) and "planted" in str(one) for one in results)
+    assert all(isinstance(item, EngineError) and "planted" in str(item) for item in results)
     with pytest.raises(EngineError, match="planted"):
         asyncio.run(engine.generate(request([5, 6, 7])))
     asyncio.run(engine.close())
@@ -275,8 +277,8 @@ def held_engine(model: LlamaForCausalLM, renderer: Renderer) -> LocalEngine:
 
 async def within(engine: LocalEngine, seconds: float, number: int) -> Generation:
     """A reply of one token with a deadline."""
-    one = request(range(10 + number, 30 + number), max_tokens=1)
-    return await Deadline(seconds, "engine").of(engine.generate(one))
+    item = request(range(10 + number, 30 + number), max_tokens=1)
+    return await Deadline(seconds, "engine").of(engine.generate(item))
 
 
 def test_a_deadline_is_paused_in_the_queue_and_while_weights_change(
@@ -301,23 +303,23 @@ def test_a_deadline_counts_from_admission_on_and_in_the_queue_of_an_engine_that_
     model: LlamaForCausalLM, renderer: Renderer
 ) -> None:
     async def run() -> tuple[list[object], list[float]]:
-        engine, begun, ends = held_engine(model, renderer), time.monotonic(), []
+        engine, started, durations = held_engine(model, renderer), time.monotonic(), []
 
         async def timed(seconds: float, number: int) -> None:
             try:
                 await within(engine, seconds, number)
             finally:
-                ends.append(time.monotonic() - begun)
+                durations.append(time.monotonic() - started)
 
         results = await asyncio.gather(*(timed(0.3, i) for i in range(8)), timed(0.4, 8), return_exceptions=True)
         engine.runner.may_decode.set()  # type: ignore[attr-defined]
         await engine.close()
-        return [*results], ends
+        return [*results], durations
 
-    results, ends = asyncio.run(run())
+    results, durations = asyncio.run(run())
     assert [type(result) for result in results] == [TimeoutError] * 9
-    assert 0.3 <= ends[0] < 5
-    assert ends[8] >= 0.7  # it was admitted to nothing: its time began when that of the others had run out
+    assert 0.3 <= durations[0] < 5
+    assert durations[8] >= 0.7  # it was admitted to nothing: its time began when that of the others had run out
 
 
 class FailingRunner(CpuRunner):
@@ -341,22 +343,22 @@ class FailingRunner(CpuRunner):
 
 def test_a_lack_of_memory_ends_only_what_cannot_be_computed(model: LlamaForCausalLM, renderer: Renderer) -> None:
     """Of requests that fail together, those that can be computed in smaller batches have the replies of a large one."""
-    asked = [request([5 + number] * (20 + number), max_tokens=16, seed=number) for number in range(14)]
-    expected = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *asked)
+    batch = [request([5 + number] * (20 + number), max_tokens=16, seed=number) for number in range(14)]
+    expected = generate(LocalEngine(Decoder(model), renderer, max_batch=16), *batch)
     engine = LocalEngine(Decoder(model), renderer, max_batch=16, runner=FailingRunner)
     streamed: list[int] = []
-    listening = replace(asked[3], on_tokens=lambda tokens: streamed.extend(token.id for token in tokens))
-    mixed_requests = [*asked[:3], listening, *asked[4:], request([9] * 150, max_tokens=100)]
+    listening = replace(batch[3], on_tokens=lambda tokens: streamed.extend(token.id for token in tokens))
+    mixed_requests = [*batch[:3], listening, *batch[4:], request([9] * 150, max_tokens=100)]
 
     async def run() -> list[Generation | BaseException]:
         try:
-            found = await asyncio.gather(*map(engine.generate, mixed_requests), return_exceptions=True)
-            return [*found, await engine.generate(asked[0])]  # it goes on
+            results = await asyncio.gather(*map(engine.generate, mixed_requests), return_exceptions=True)
+            return [*results, await engine.generate(batch[0])]  # it goes on
         finally:
             await engine.close()
 
-    *found, long, again = asyncio.run(run())
-    assert [one.ids for one in found if isinstance(one, Generation)] == [one.ids for one in expected]
+    *results, long, again = asyncio.run(run())
+    assert [item.ids for item in results if isinstance(item, Generation)] == [item.ids for item in expected]
     assert streamed == list(expected[3].ids)
     assert isinstance(long, EngineError)
     assert "out of memory for long requests" in str(long)
@@ -385,7 +387,7 @@ def test_a_request_sent_while_the_engine_fails_gets_the_error(
         late = asyncio.create_task(engine.generate(request([5, 6, 7])))
         return await asyncio.wait_for(asyncio.gather(first, late, return_exceptions=True), 20)
 
-    assert all(isinstance(one, EngineError) and "planted" in str(one) for one in asyncio.run(run()))
+    assert all(isinstance(item, EngineError) and "planted" in str(item) for item in asyncio.run(run()))
     asyncio.run(engine.close())
 
 
@@ -461,7 +463,7 @@ def test_a_cancelled_request_is_not_grouped_with_others_after_new_weights(
         def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
             batches.append(list(running))
             time.sleep(0.01)
-            return DecodeOutput(1, [(one, [5], [0.0], True) for one in running if one.max_new_tokens == 1])
+            return DecodeOutput(1, [(item, [5], [0.0], True) for item in running if item.max_new_tokens == 1])
 
     async def run() -> None:
         engine = LocalEngine(Decoder(model), renderer, max_batch=8, runner=IdleRunner)
@@ -495,18 +497,18 @@ def test_requests_that_come_together_decode_together(
 
     endless = Renderer(renderer.tokenizer)
     endless.end_ids = ()
-    asked = [request(range(10 + number, 40 + number), max_tokens=6, seed=number) for number in range(32)]
+    batch = [request(range(10 + number, 40 + number), max_tokens=6, seed=number) for number in range(32)]
     engine = LocalEngine(
         Decoder(model), endless, max_batch=32, prefill_tokens=90, cache_bytes=0, runner=AsynchronousRunner
     )
 
     async def run() -> list[Generation]:
-        first = [asyncio.create_task(engine.generate(one)) for one in asked[:10]]
+        first = [asyncio.create_task(engine.generate(item)) for item in batch[:10]]
         while not engine.num_running:
             await asyncio.sleep(0.01)
-        found = await asyncio.gather(*first, *map(engine.generate, asked[10:]))
+        results = await asyncio.gather(*first, *map(engine.generate, batch[10:]))
         await engine.close()
-        return found
+        return results
 
     assert [len(reply.ids) for reply in asyncio.run(run())] == [6] * 32
     assert engine.stats.decode_steps == 6
@@ -518,16 +520,16 @@ def test_requests_that_come_together_decode_together(
 def test_listeners_hear_the_tokens_with_the_most_likely_ones(
     engine: LocalEngine, temperature: float, top_k: int, top_p: float
 ) -> None:
-    heard: list[SampledToken] = []
-    one = request([5, 6, 7], temperature=temperature, top_k=top_k, top_p=top_p, max_tokens=9, seed=4)
-    alone = generate(engine, one)[0]
-    one = replace(one, on_tokens=heard.extend, top_logprobs=3)
-    reply, _ = generate(engine, one, request([9] * 4, max_tokens=20))
+    received: list[SampledToken] = []
+    item = request([5, 6, 7], temperature=temperature, top_k=top_k, top_p=top_p, max_tokens=9, seed=4)
+    alone = generate(engine, item)[0]
+    item = replace(item, on_tokens=received.extend, top_logprobs=3)
+    reply, _ = generate(engine, item, request([9] * 4, max_tokens=20))
     assert (reply.ids, reply.logprobs) == (alone.ids, alone.logprobs), "reporting must not change what is sampled"
-    assert tuple(token.id for token in heard) == reply.ids
-    assert tuple(token.logprob for token in heard) == reply.logprobs
-    assert tuple(token.top for token in heard) == reply.top_logprobs
-    for token in heard:
+    assert tuple(token.id for token in received) == reply.ids
+    assert tuple(token.logprob for token in received) == reply.logprobs
+    assert tuple(token.top for token in received) == reply.top_logprobs
+    for token in received:
         values = [value for _, value in token.top]
         assert values == sorted(values, reverse=True)
         assert sum(map(math.exp, values)) <= 1 + 1e-5
@@ -539,11 +541,11 @@ def test_listeners_hear_the_tokens_with_the_most_likely_ones(
 
 def test_a_request_beside_one_that_asks_for_the_most_likely_tokens_loses_none(engine: LocalEngine) -> None:
     """The other request is there for a part of its tokens only."""
-    heard: list[SampledToken] = []
-    plain = replace(request([9] * 4, max_tokens=30, seed=3), on_tokens=heard.extend)
+    received: list[SampledToken] = []
+    plain = replace(request([9] * 4, max_tokens=30, seed=3), on_tokens=received.extend)
     reporting = replace(request([5, 6, 7], max_tokens=5, seed=4), top_logprobs=3)
     reply, other = generate(engine, plain, reporting)
     assert len(other.top_logprobs) == len(other.ids) < len(reply.ids)
     assert reply.top_logprobs == ()
-    assert [token.id for token in heard] == list(reply.ids)
-    assert {token.top for token in heard} == {()}
+    assert [token.id for token in received] == list(reply.ids)
+    assert {token.top for token in received} == {()}

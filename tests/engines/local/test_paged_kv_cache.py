@@ -46,45 +46,45 @@ def test_pages_hold_what_was_written_whatever_is_moved(
     """Rows come, grow, change places and go; each holds its own tokens all the while."""
     monkeypatch.setattr(paged_kv_cache, "SMALL_TENSOR_BYTES", small_bytes)
     rng, cache = random.Random(seed), make_cache()
-    held: list[tuple[float, int]] = []  # per row its own value, and the number of its tokens
+    rows: list[tuple[float, int]] = []  # per row its own value, and the number of its tokens
     for _ in range(120):
         action = rng.random()
-        if action < 0.4 and len(held) < SLOTS:
-            slot, length, value = len(held), rng.randint(1, 300), rng.random()
+        if action < 0.4 and len(rows) < SLOTS:
+            slot, length, value = len(rows), rng.randint(1, 300), rng.random()
             (tokens, *rest) = cache.prompt_tokens([(slot, 0, length)])
             states = torch.arange(length)[None, :, None, None] + torch.full((1, length, 2, 4), value)
             for layer in range(SMALL.layers):
                 cache.write_prompts(layer, [tokens, *rest], states + layer, -states - layer)
-            held.append((value, length))
-        elif action < 0.6 and held:
-            gone = rng.randrange(len(held))
-            cache.release(gone)
-            last = len(held) - 1
-            if gone != last:
-                cache.move(last, gone)
-                held[gone] = held[last]
-            held.pop()
-        elif held:
-            order = descending_order([block_count(length) for _, length in held])
+            rows.append((value, length))
+        elif action < 0.6 and rows:
+            removed = rng.randrange(len(rows))
+            cache.release(removed)
+            last = len(rows) - 1
+            if removed != last:
+                cache.move(last, removed)
+                rows[removed] = rows[last]
+            rows.pop()
+        elif rows:
+            order = descending_order([block_count(length) for _, length in rows])
             if order is not None:
                 cache.permute(order)
-                held = [held[row] for row in order]
-            blocks = [block_count(length) for _, length in held]
+                rows = [rows[row] for row in order]
+            blocks = [block_count(length) for _, length in rows]
             counts = [sum(count > block for count in blocks) for block in range(blocks[0])]
             cache.arrange(counts)
             for block, (keys, _) in enumerate(cache.read_rows(1, counts)):
-                for row, (value, length) in enumerate(held[: counts[block]]):
+                for row, (value, length) in enumerate(rows[: counts[block]]):
                     inside = min(length, block_start(block + 1)) - block_start(block)
                     expected = torch.arange(block_start(block), block_start(block) + inside) + value + 1
                     assert torch.allclose(keys[2 * row, 0, :inside], expected)
-        for row, (value, length) in enumerate(held):
+        for row, (value, length) in enumerate(rows):
             kv = torch.cat(cache.extract(row, length), 3)
             assert kv.shape == (2, 2, 2, length, 4)
             assert torch.allclose(kv[1, 0, 0, :, 0], torch.arange(length) + value + 1)
             assert torch.allclose(kv[0, 1, 1, :, 3], -torch.arange(length) - value)
-    for _ in range(len(held)):
-        cache.release(len(held) - 1)
-        held.pop()
+    for _ in range(len(rows)):
+        cache.release(len(rows) - 1)
+        rows.pop()
     num_blocks = block_count(300)
     assert cache.num_bytes <= 16 * cache.bytes_of(1) + num_blocks * small_bytes
 
@@ -133,12 +133,12 @@ def test_a_bound_that_is_far_too_small_changes_no_reply(model: LlamaForCausalLM,
 
     def watched(running: list, end_ids: tuple) -> object:  # type: ignore[type-arg]
         nonlocal largest
-        largest = max(largest, sum(engine.kv_cache.bytes_of(len(one.ids)) for one in running))  # type: ignore[attr-defined]
+        largest = max(largest, sum(engine.kv_cache.bytes_of(len(item.ids)) for item in running))  # type: ignore[attr-defined]
         return decode(running, end_ids)
 
     engine.runner.decode = watched  # type: ignore[method-assign, assignment]
     replies = generate(engine, requests)
-    assert [(one.ids, one.logprobs) for one in replies] == [(one.ids, one.logprobs) for one in expected]
+    assert [(item.ids, item.logprobs) for item in replies] == [(item.ids, item.logprobs) for item in expected]
     assert engine.stats.preempted > 0
     assert largest <= engine.kv_cache.max_bytes
 
@@ -155,7 +155,7 @@ def request(seed: int, num_prompt: int, num_new: int, shared: int = 0) -> Reques
 
 
 def texts(replies: list[Generation]) -> list[tuple[object, object]]:
-    return [(one.ids, one.logprobs) for one in replies]
+    return [(item.ids, item.logprobs) for item in replies]
 
 
 def test_pages_that_prefixes_have_in_common_are_kept_once(model: LlamaForCausalLM, renderer: Renderer) -> None:
@@ -171,8 +171,8 @@ def test_pages_that_prefixes_have_in_common_are_kept_once(model: LlamaForCausalL
         entries = [entry for entry in engine.prefixes if entry.session in set("123456")]
         assert len(entries) == 6
         assert len({id(entry.kv[2]) for entry in entries}) == 1
-        whole = sum(entry.bytes for entry in engine.prefixes)
-        assert engine.prefixes.bytes < 0.5 * whole
+        unshared_bytes = sum(entry.bytes for entry in engine.prefixes)
+        assert engine.prefixes.bytes < 0.5 * unshared_bytes
         assert engine.prefixes.bytes >= before + sum(entry.kv[3].nbytes for entry in entries)
         for entry in list(engine.prefixes):
             engine.prefixes.remove(entry)
@@ -184,35 +184,35 @@ def test_pages_that_prefixes_have_in_common_are_kept_once(model: LlamaForCausalL
 
 def test_a_long_prompt_is_computed_in_pieces_beside_decode_steps(model: LlamaForCausalLM, renderer: Renderer) -> None:
     """Others decode between its pieces, nothing is computed twice, and all replies are those of an idle engine."""
-    asked = [request(seed, 20, 60) for seed in range(3)] + [request(9, 1900, 8), request(10, 20, 4)]
+    batch = [request(seed, 20, 60) for seed in range(3)] + [request(9, 1900, 8), request(10, 20, 4)]
     alone = []
-    for one in asked:
-        alone += generate(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), [one])
+    for item in batch:
+        alone += generate(LocalEngine(Decoder(model), renderer, max_batch=8, threads=1), [item])
     engine = LocalEngine(Decoder(model), renderer, max_batch=8, threads=1)
     waiting: list[int] = []
     decode = engine.runner.decode
 
     def watched(running: list, end_ids: tuple) -> object:  # type: ignore[type-arg]
-        waiting.append(sum(one.computed is not None and one.index < 0 for one in engine.waiting))
+        waiting.append(sum(item.computed is not None and item.index < 0 for item in engine.waiting))
         return decode(running, end_ids)
 
     engine.runner.decode = watched  # type: ignore[method-assign, assignment]
-    replies = generate(engine, asked)
+    replies = generate(engine, batch)
     assert texts(replies) == texts(alone)
     assert sum(waiting) >= 3, "nobody decoded between the pieces"
-    assert engine.stats.prefilled == sum(len(one.ids) - 1 for one in asked)
-    assert [one.prompt_cached for one in replies] == [0] * len(asked)
+    assert engine.stats.prefilled == sum(len(item.ids) - 1 for item in batch)
+    assert [item.prompt_cached for item in replies] == [0] * len(batch)
 
 
 def test_threads_change_no_bit(model: LlamaForCausalLM, renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("practicum.engines.local.cpu_runner.MIN_ROWS_PER_THREAD", 8)
-    asked = [request(seed, 10 + 7 * seed, 12, shared=8) for seed in range(40)]
+    batch = [request(seed, 10 + 7 * seed, 12, shared=8) for seed in range(40)]
     settings = dataclasses.replace(LocalEngine(Decoder(model), renderer).settings, row_threads=1)
     replies = []
     for threads in (1, 3):
         engine = LocalEngine(Decoder(model), renderer, max_batch=40)
         engine.runner = CpuRunner(engine.decoder, engine.kv_cache, dataclasses.replace(settings, row_threads=threads))
-        replies.append(texts(generate(engine, asked)))
+        replies.append(texts(generate(engine, batch)))
     assert replies[0] == replies[1]
 
 

@@ -55,12 +55,12 @@ def test_the_budget_holds_and_the_oldest_goes_first() -> None:
 def test_a_session_prefers_its_own_prefix() -> None:
     """Another session that shares all complete blocks and ended later must not be preferred."""
     store = PrefixCache(1 << 20)
-    mine, other = (*STEM, 7, 8, 9), (*STEM, 7, 8, 4)
-    store.put(mine, kv(len(mine)), "mine")
+    first_ids, other = (*STEM, 7, 8, 9), (*STEM, 7, 8, 4)
+    store.put(first_ids, kv(len(first_ids)), "mine")
     store.put(other, kv(len(other)), "other")
-    entry, length = store.match((*mine, 1, 2), "mine")
+    entry, length = store.match((*first_ids, 1, 2), "mine")
     assert entry is not None
-    assert (entry.session, length) == ("mine", len(mine))
+    assert (entry.session, length) == ("mine", len(first_ids))
 
 
 def test_a_new_version_empties_the_cache() -> None:
@@ -75,13 +75,13 @@ def test_a_new_version_empties_the_cache() -> None:
 def test_a_match_is_as_long_as_what_two_runs_share(ids: list[int], other: list[int]) -> None:
     store = PrefixCache(1 << 20)
     store.put(tuple(ids), kv(len(ids)), "s")
-    for asked in (other, ids[: len(other)] + other):
+    for query in (other, ids[: len(other)] + other):
         shared = next(
-            (n for n, (a, b) in enumerate(zip(ids, asked, strict=False)) if a != b), min(len(ids), len(asked))
+            (n for n, (a, b) in enumerate(zip(ids, query, strict=False)) if a != b), min(len(ids), len(query))
         )
-        assert store.match(tuple(asked), "s")[1] == shared
+        assert store.match(tuple(query), "s")[1] == shared
 
 
 @given(st.lists(st.integers(0, 3), max_size=200), st.integers(0, 200), st.sampled_from(["", "a"]))
-def test_hashes_continue_from_known_ones(ids: list[int], known: int, adapter: str) -> None:
-    assert block_hashes(ids, adapter, block_hashes(ids[:known], adapter)) == block_hashes(ids, adapter)
+def test_hashes_continue_from_known_ones(ids: list[int], num_known: int, adapter: str) -> None:
+    assert block_hashes(ids, adapter, block_hashes(ids[:num_known], adapter)) == block_hashes(ids, adapter)

@@ -43,12 +43,12 @@ def test_temperature_zero_is_greedy_beside_rows_that_sample() -> None:
 def test_top_k_top_p_and_min_p_by_hand() -> None:
     scaled = torch.tensor([[0.5, 0.3, 0.15, 0.05]]).log().expand(5, 4)
     filters = torch.tensor([2, 0, 0, 0, 1]), torch.tensor([1.0, 0.7, 1.0, 1.0, 0.9]), torch.tensor([0, 0, 0, 0.3, 0.3])
-    kept = filter_logits(scaled, *filters).isfinite()
-    assert kept.sum(-1).tolist() == [2, 2, 4, 3, 1]
-    assert kept[:, 0].all()
+    is_kept = filter_logits(scaled, *filters).isfinite()
+    assert is_kept.sum(-1).tolist() == [2, 2, 4, 3, 1]
+    assert is_kept[:, 0].all()
     too_small = torch.tensor([5e-324])  # 0 as a float32
-    kept = filter_logits(scaled[:1], torch.tensor([0]), too_small, torch.tensor([0.0])).isfinite()
-    assert kept.tolist() == [[True, False, False, False]]
+    is_kept = filter_logits(scaled[:1], torch.tensor([0]), too_small, torch.tensor([0.0])).isfinite()
+    assert is_kept.tolist() == [[True, False, False, False]]
 
 
 def test_filtered_logprobs_are_those_of_the_distribution_sampled_from() -> None:

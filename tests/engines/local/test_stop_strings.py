@@ -24,7 +24,7 @@ def test_a_reply_stops_where_decoding_after_every_token_would_stop_it(
     ids = [*TOKENIZER("".join(pieces), add_special_tokens=False)["input_ids"], *odd]
     tails = [ids[max(0, count - STOP_WINDOW) : count] for count in range(1, len(ids) + 1)]
     plain = [any(stop in TOKENIZER.decode(tail, skip_special_tokens=False) for stop in stops) for tail in tails]
-    seen = StopStrings(TOKENIZER)
+    stop_strings = StopStrings(TOKENIZER)
     first = plain.index(True) if True in plain else len(plain)
-    assert [seen.reached(tail, stops) for tail in tails[:first]] == plain[:first]
-    assert first == len(plain) or seen.reached(tails[first], stops)
+    assert [stop_strings.reached(tail, stops) for tail in tails[:first]] == plain[:first]
+    assert first == len(plain) or stop_strings.reached(tails[first], stops)

@@ -54,13 +54,13 @@ class SmallVLLM:
             return 404, {"error": {"message": f"Loading lora {name} failed: No adapter found for {path}"}}
         if name in self.adapters:
             return 400, {"error": {"message": f"The lora adapter '{name}' has already been loaded."}}
-        made = self.newest if self.stale == "all" else merged(self.model, folder)
+        merged_model = self.newest if self.stale == "all" else merged(self.model, folder)
         if self.stale == "upper":
             with torch.no_grad():
-                for mine, old in zip(made.model.layers[2:], self.newest.model.layers[2:], strict=True):
-                    for a, b in zip(mine.parameters(), old.parameters(), strict=True):
+                for layer, old in zip(merged_model.model.layers[2:], self.newest.model.layers[2:], strict=True):
+                    for a, b in zip(layer.parameters(), old.parameters(), strict=True):
                         a.copy_(b)
-        self.adapters[name] = self.newest = made
+        self.adapters[name] = self.newest = merged_model
         return 200, f"Success: LoRA adapter '{name}' added successfully."
 
     def reload(self, path: str) -> None:
@@ -108,29 +108,29 @@ class SmallVLLM:
         generator = torch.Generator().manual_seed(body["seed"])
         ids: list[int] = []
         logprobs: list[float] = []
-        given, past = torch.tensor([prompt]), None
+        input_ids, past = torch.tensor([prompt]), None
         for _ in range(min(body["max_tokens"], self.context - len(prompt))):
-            out = model(given, past_key_values=past, use_cache=True)
+            out = model(input_ids, past_key_values=past, use_cache=True)
             logits, past = out.logits[0, -1], out.past_key_values
             temperature = body["temperature"] or 1.0
-            cut = logits / temperature
+            scaled = logits / temperature
             if body["top_k"]:
-                cut = cut.masked_fill(cut < cut.topk(body["top_k"]).values[-1], -torch.inf)
-            drawn = torch.multinomial(cut.softmax(-1), 1, generator=generator)
+                scaled = scaled.masked_fill(scaled < scaled.topk(body["top_k"]).values[-1], -torch.inf)
+            drawn = torch.multinomial(scaled.softmax(-1), 1, generator=generator)
             token = int(logits.argmax()) if body["temperature"] == 0 else int(drawn)
             ids.append(token)
-            logprobs.append(float((cut if self.processed else logits).log_softmax(-1)[token]))
+            logprobs.append(float((scaled if self.processed else logits).log_softmax(-1)[token]))
             if token in body["stop_token_ids"]:
                 return ids, logprobs, "stop"
             text = self.tokenizer.decode(ids, skip_special_tokens=body["skip_special_tokens"])
             if any(stop in text for stop in body["stop"]):
                 return ids, logprobs, "stop"
-            given = torch.tensor([[token]])
+            input_ids = torch.tensor([[token]])
         return ids, logprobs, "length"
 
     def _score(self, model: Any, prompt: list[int]) -> list[Any]:
-        found = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
-        return [None, *({str(token): {"logprob": float(found[n, token])}} for n, token in enumerate(prompt[1:]))]
+        logprobs = model(torch.tensor([prompt])).logits[0].log_softmax(-1)
+        return [None, *({str(token): {"logprob": float(logprobs[n, token])}} for n, token in enumerate(prompt[1:]))]
 
     # -- routes -----------------------------------------------------------------------------
 
@@ -193,8 +193,8 @@ class SmallVLLM:
             def authorized(self) -> bool:
                 """As vLLM does: with a key in VLLM_API_KEY, routes below /v1 ask for it."""
                 key = os.environ.get("VLLM_API_KEY")
-                given = self.headers.get("Authorization")
-                return not key or not self.path.startswith("/v1") or given == f"Bearer {key}"
+                ids = self.headers.get("Authorization")
+                return not key or not self.path.startswith("/v1") or ids == f"Bearer {key}"
 
             def answer(self, status: int, value: Any) -> None:
                 if status == 0:
@@ -220,14 +220,14 @@ def merged(model: LlamaForCausalLM, folder: Path) -> LlamaForCausalLM:
     """A copy of the model with a PEFT adapter added to its weights."""
     settings = json.loads((folder / "adapter_config.json").read_text())
     tensors = load_file(folder / "adapter_model.safetensors")
-    made = copy.deepcopy(model)
+    merged_model = copy.deepcopy(model)
     with torch.no_grad():
         for name, lower in tensors.items():
             if name.endswith(".lora_A.weight"):
-                place = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
+                module = name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")
                 upper = tensors[name.replace("lora_A", "lora_B")]
-                made.get_submodule(place).weight += settings["lora_alpha"] / settings["r"] * upper @ lower
-    return made
+                merged_model.get_submodule(module).weight += settings["lora_alpha"] / settings["r"] * upper @ lower
+    return merged_model
 
 
 def main(arguments: Sequence[str]) -> None:

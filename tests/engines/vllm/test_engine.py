@@ -31,7 +31,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import ContextFull, EngineError, UserError
 from practicum.models import loader, lora
 from practicum.models.decoder import Decoder
-from practicum.training import build
+from practicum.training import build, rollout_engine
 from practicum.training.rl_trainer import RLTrainer
 from practicum.training.rollout_source import OnlineSource
 from practicum.training.trainable_policy import TrainablePolicy
@@ -360,7 +360,7 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
         f"{GROUP}.vllm.python={sys.executable}", *(f"{GROUP}.vllm.{key}" for key in given),
     ]).config  # fmt: skip
     build.check_machine(replace(config, trainer=replace(config.trainer, n_gpus_per_node=0)))
-    maker = build.engine_maker(config, tmp_path)
+    maker = rollout_engine.engine_maker(config, tmp_path)
     assert maker is not None
     engine = maker(renderer)
     assert isinstance(engine, VLLMEngine)
@@ -370,7 +370,9 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
     )
     assert (engine.settings.folder, engine.canary.limit, engine.settings.max_num_seqs) == (place, 0.02, 5)
     assert engine.settings.base == loader.model_folder("tiny")
-    found = build.engine_maker(resolve_train([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1"]).config, tmp_path)
+    found = rollout_engine.engine_maker(
+        resolve_train([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1"]).config, tmp_path
+    )
     assert found is not None
     adopted = found(renderer)
     assert isinstance(adopted, VLLMEngine)
@@ -386,7 +388,7 @@ def test_the_configuration_reaches_the_engine(tmp_path: Path, renderer: Renderer
         ([f"{GROUP}.name=vlm"], "Did you mean 'vllm'"),
         ([f"{GROUP}.name=vllm"], "needs a server"),
         ([f"{GROUP}.name=vllm", f"{GROUP}.vllm.python=/no/python"], "is not a program"),
-        ([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1", "trainer.nnodes=2"], "does not go with 2 ranks yet"),
+        ([f"{GROUP}.name=vllm", f"{GROUP}.vllm.url=http://a:1", "trainer.nnodes=2"], "is one server, and each"),
     ],
 )  # fmt: skip
 def test_settings_that_vllm_cannot_follow_are_errors(overrides: list[str], message: str) -> None:

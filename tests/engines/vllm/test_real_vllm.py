@@ -115,10 +115,10 @@ def make_bench(folder: Path, *overrides: str) -> Bench:
         f"trainer.default_local_dir={folder}",
         *overrides,
     ]).config  # fmt: skip
-    begun = time.monotonic()
+    started = time.monotonic()
     bench = Bench(build.build_run(config, say=lambda text: None), asyncio.Runner(), 0.0)
     bench.update_weights()
-    bench.seconds = time.monotonic() - begun
+    bench.seconds = time.monotonic() - started
     return bench
 
 
@@ -149,11 +149,11 @@ def test_log_probs_are_the_local_engine_s(bench: Bench) -> None:
     bench.update_weights()
     local = LocalEngine(policy.decoder, policy.renderer)
     greedy = [ask(0, temperature=0.0)]
-    ours, theirs = bench.runner.run(replies(local, greedy)), bench.runner.run(replies(bench.engine, greedy))
+    expected, actual = bench.runner.run(replies(local, greedy)), bench.runner.run(replies(bench.engine, greedy))
     bench.runner.run(local.close())
-    assert theirs[0].ids == ours[0].ids
-    assert theirs[0].logprobs == pytest.approx(ours[0].logprobs, abs=1e-3)
-    assert theirs[0].stop_reason is ours[0].stop_reason
+    assert actual[0].ids == expected[0].ids
+    assert actual[0].logprobs == pytest.approx(expected[0].logprobs, abs=1e-3)
+    assert actual[0].stop_reason is expected[0].stop_reason
     worst = 0.0
     for temperature in (1.0, 0.7):
         for reply in bench.runner.run(replies(bench.engine, [ask(n, temperature=temperature) for n in range(16)])):
@@ -161,8 +161,8 @@ def test_log_probs_are_the_local_engine_s(bench: Bench) -> None:
             ids = torch.tensor([[*PROMPT, *reply.ids]])
             with torch.inference_mode():
                 logits = policy.loaded.model(ids).logits[0, len(PROMPT) - 1 : -1]
-            wanted = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
-            worst = max(worst, float((torch.tensor(reply.logprobs) - wanted).abs().max()))
+            scored = (logits / temperature).log_softmax(-1).gather(1, torch.tensor(reply.ids)[:, None])[:, 0]
+            worst = max(worst, float((torch.tensor(reply.logprobs) - scored).abs().max()))
     print(f"\nserver ready and version 0 proven in {bench.seconds:.0f} s; |vLLM - learner| at most {worst:.2g}")
     assert worst < 1e-3
 
@@ -221,7 +221,7 @@ def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     policy, engine, server = bench.run.policy, bench.engine, bench.server
     before, starts = server.pid, server.num_starts
     agent = replace(bench.run.trainer.source.agent, sampling=Sampling(max_tokens=200))
-    policy.renderer.end_ids, ends = (), policy.renderer.end_ids
+    policy.renderer.end_ids, end_ids = (), policy.renderer.end_ids
 
     async def play(label: str, kill: bool) -> list[Trajectory]:
         planned = plan_attempts(MathEnvironment().tasks("train", 4), 4, 0, label)
@@ -234,7 +234,7 @@ def test_a_server_killed_in_a_rollout(bench: Bench) -> None:
     hit = bench.runner.run(play("hit/", kill=True))
     assert Outcome.ENGINE_ERROR in {episode.outcome for episode in hit}
     assert all(episode.scored or episode.outcome is Outcome.ENGINE_ERROR for episode in hit)
-    policy.renderer.end_ids = ends
+    policy.renderer.end_ids = end_ids
     well = bench.runner.run(play("well/", kill=False))
     assert all(episode.scored for episode in well)
     assert (server.pid != before, server.num_starts) == (True, starts + 1)

@@ -73,8 +73,8 @@ def server(tmp_path: Path) -> Iterator[VLLMServer]:
 
 
 def facts(server: VLLMServer) -> dict[str, object]:
-    found: dict[str, object] = json.loads((server.settings.folder / "facts.json").read_text())
-    return found
+    result: dict[str, object] = json.loads((server.settings.folder / "facts.json").read_text())
+    return result
 
 
 def runs(pid: int) -> bool:
@@ -84,11 +84,11 @@ def runs(pid: int) -> bool:
         return False
 
 
-def eventually(what: Callable[[], bool], seconds: float = 20) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 20) -> bool:
     deadline = time.monotonic() + seconds
-    while not what() and time.monotonic() < deadline:
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
-    return what()
+    return condition()
 
 
 def test_the_server_gets_its_own_environment_and_ends_with_all_its_processes(
@@ -99,8 +99,8 @@ def test_the_server_gets_its_own_environment_and_ends_with_all_its_processes(
         monkeypatch.setenv(name, value)
     server.start("model-folder", 12)
     assert server.alive
-    said = facts(server)
-    environment, arguments = said["environment"], said["arguments"]
+    result = facts(server)
+    environment, arguments = result["environment"], result["arguments"]
     assert isinstance(environment, dict)
     assert isinstance(arguments, list)
     assert not {"OPENAI_API_KEY", "VIRTUAL_ENV", "PYTHONPATH"} & set(environment)
@@ -110,12 +110,12 @@ def test_the_server_gets_its_own_environment_and_ends_with_all_its_processes(
     assert environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "1"
     assert "VLLM_SERVER_DEV_MODE" not in environment
     assert environment["PATH"].startswith(str(Path(server.python).parent))
-    given = dict(itertools.pairwise(arguments))
+    flags = dict(itertools.pairwise(arguments))
     assert arguments[:2] == ["-m", "vllm.entrypoints.openai.api_server"]
-    assert (given["--model"], given["--logprobs-mode"], given["--max-lora-rank"]) == (
+    assert (flags["--model"], flags["--logprobs-mode"], flags["--max-lora-rank"]) == (
         "model-folder", "processed_logprobs", "16",
     )  # fmt: skip
-    pids = [server.pid, int(str(said["helper"]))]
+    pids = [server.pid, int(str(result["helper"]))]
     assert all(map(runs, pids))
     server.stop()
     assert not any(map(runs, pids))
@@ -139,10 +139,10 @@ def test_the_end_of_the_log_is_in_the_error_of_a_failed_start(
 def test_a_start_can_be_cancelled(server: VLLMServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_TEST_FAULT", "mute")
     threading.Timer(1.0, server.cancel_start).start()
-    begun = time.monotonic()
+    started = time.monotonic()
     with pytest.raises(EngineError, match="closed while its server started"):
         server.start("m", None)
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - started < 30
 
 
 def test_a_running_server_that_is_not_healthy_is_ended(server: VLLMServer) -> None:
@@ -196,10 +196,10 @@ def test_the_server_ends_with_its_parent(tmp_path: Path) -> None:
 
 
 def test_a_taken_port_and_a_missing_interpreter_are_user_errors(tmp_path: Path) -> None:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
+    with socket.socket() as occupied:
+        occupied.bind(("127.0.0.1", 0))
+        occupied.listen()
+        port = occupied.getsockname()[1]
         with pytest.raises(UserError, match=f"vllm.port={port} cannot be used"):
             VLLMServer(settings_for(tmp_path, port=port)).start("m", None)
     with pytest.raises(UserError, match="is not a program"):
@@ -249,7 +249,7 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
             os.kill(server.pid, signal.SIGKILL)  # that child and no other
         return await episodes
 
-    async def whole() -> None:
+    async def run() -> None:
         try:
             learn(policy, 0.02)
             await engine.update_weights(policy.version, policy)
@@ -263,8 +263,8 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
             assert server.num_starts == 2
             turn = well[0].turns[0]
             *prompt, reply = turn.spans
-            wanted = policy.score([i for span in prompt for i in span.ids], reply.ids)
-            assert reply.logprobs == pytest.approx(wanted, abs=1e-4)  # the adapter is back, not the bare model
+            expected = policy.score([i for span in prompt for i in span.ids], reply.ids)
+            assert reply.logprobs == pytest.approx(expected, abs=1e-4)  # the adapter is back, not the bare model
             os.kill(server.pid, signal.SIGKILL)
             assert eventually(lambda: not server.alive)
             learn(policy, 0.02)
@@ -274,7 +274,7 @@ def test_a_server_killed_in_a_rollout_is_started_again(tmp_path: Path, monkeypat
         finally:
             await policy.close()
 
-    asyncio.run(whole())
+    asyncio.run(run())
     assert not server.alive
 
 
@@ -289,7 +289,7 @@ def test_full_weights_whose_reload_keeps_the_old_head_are_served_by_a_fresh_star
     server = engine.client.server
     assert server is not None
 
-    async def whole() -> None:
+    async def run() -> None:
         try:
             await engine.update_weights(policy.version, policy)
             learn(policy, 0.001)
@@ -297,8 +297,8 @@ def test_full_weights_whose_reload_keeps_the_old_head_are_served_by_a_fresh_star
         finally:
             await policy.close()
 
-    asyncio.run(whole())
-    found = [(report.version, report.verdict) for report in engine.reports]
-    assert found == [(0, "first"), (1, "lost"), (1, "proven")]
+    asyncio.run(run())
+    result = [(report.version, report.verdict) for report in engine.reports]
+    assert result == [(0, "first"), (1, "lost"), (1, "proven")]
     assert server.num_starts == 2
     assert not list((tmp_path / "vllm").glob("v*"))

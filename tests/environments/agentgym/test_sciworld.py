@@ -97,12 +97,12 @@ def test_transcripts_are_the_stock_packages() -> None:
         observation = asyncio.run(world.reset(task, 0))
         assert observation.messages[-1].content == f"{description}\n{look}"
         steps = say(world, task, commands)
-        mine = [
+        episodes = [
             [command, step.observation.messages[0].content.removeprefix("Observation: "), round(100 * step.reward),
              step.info["score"], step.terminated]
             for command, step in zip(commands, steps, strict=False)
         ]  # fmt: skip
-        assert mine == answers
+        assert episodes == answers
     assert stock[0][-1][3:] == [100, True]
 
 

@@ -111,8 +111,8 @@ def test_the_number_of_comparisons_is_shown_and_does_not_depend_on_the_baseline(
         assert "corrected for the 15 pairs that can be compared here" in heading
         listed = page.locator("#comparison .verdict").count()
         assert 1 < listed < 15
-        said = page.locator("#comparison .section-head").inner_text()
-        assert f"over all 15 pairs that can be compared here, of which {listed} are listed" in said
+        section_head = page.locator("#comparison .section-head").inner_text()
+        assert f"over all 15 pairs that can be compared here, of which {listed} are listed" in section_head
         evidence = "#result .headline .soft"
         assert all("after Holm over 15 comparisons" in text for text in page.locator(evidence).all_inner_texts())
         before = page.locator("#result tbody tr").nth(2).locator(".verdicts .badge").first.inner_text()

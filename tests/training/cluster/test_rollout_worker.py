@@ -44,7 +44,7 @@ def test_a_worker_plays_the_episodes_of_the_weights_that_it_was_sent(tmp_path: P
     assert set(agents) == {"train", "greedy", "val"}
     planned = plan_attempts(components.environment.tasks("train", 1), 2, 0, "step-0/")
 
-    async def whole() -> None:
+    async def run_worker() -> None:
         worker = RolloutWorker(to_yaml(config), str(tmp_path), str(Path.cwd()))
         described = await worker.describe()
         assert described["failure"] is None
@@ -78,18 +78,18 @@ def test_a_worker_plays_the_episodes_of_the_weights_that_it_was_sent(tmp_path: P
             assert played.turns[0].policy_version == 1
             assert played.provenance == episode.provenance
             assert played.reward == pytest.approx(episode.reward)
-        under_way = asyncio.create_task(worker.run(encode_attempt(planned[0]), "train", 1, "{}", False))
+        task = asyncio.create_task(worker.run(encode_attempt(planned[0]), "train", 1, "{}", False))
         await asyncio.sleep(0)
         change(policy)
         assert await worker.update_weights(weights.encode(trained_tensors(policy), 2), [2]) is None
         assert policy.score_difference(await worker.probe()) < 1e-4
-        assert (await under_way)[0] == "episode"
+        assert (await task)[0] == "episode"
         assert (await worker.run(encode_attempt(planned[0]), "train", 1, "{}", False))[0] == "episode"  # newer ones
         assert (await worker.run(encode_attempt(planned[0]), "train", 1, "{}"))[0] == "error"
         await worker.close()
         await policy.close()
 
-    asyncio.run(whole())
+    asyncio.run(run_worker())
 
 
 def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:

@@ -86,15 +86,15 @@ def metrics_of(folder: Path, name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in text.splitlines()]
 
 
-def check_same(folder: Path, one: str, other: str, steps: int) -> None:
+def check_same(folder: Path, first_run: str, second_run: str, steps: int) -> None:
     """Losses agree to 1e-5, and everything that is counted is the same."""
-    first, second = metrics_of(folder, one), metrics_of(folder, other)
+    first, second = metrics_of(folder, first_run), metrics_of(folder, second_run)
     assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, steps + 1))
-    for mine, theirs in zip(first, second, strict=True):
-        assert list(mine) == list(theirs)
-        for name in (key for key in mine if key in LOSSES):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-5, rel=1e-5), (mine["step"], name)
-        assert mine["actor/tokens"] == theirs["actor/tokens"]
+    for actual, expected in zip(first, second, strict=True):
+        assert list(actual) == list(expected)
+        for name in (key for key in actual if key in LOSSES):
+            assert actual[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-5), (actual["step"], name)
+        assert actual["actor/tokens"] == expected["actor/tokens"]
     assert {"actor/loss", "actor/grad_norm"} <= set(first[-1])
 
 

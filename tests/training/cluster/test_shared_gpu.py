@@ -25,12 +25,12 @@ class Cluster:
 
 @pytest.mark.parametrize(("share", "gpus", "needed"), [(1, 4, 4), (1, 3, 4), (0.25, 1, 1), (0.3, 1, 2), (2, 7, 8)])
 def test_workers_need_their_share_of_gpus(share: float, gpus: int, needed: int) -> None:
-    asked = Cluster(gpus), 4, True, "The rollout workers"
+    arguments = Cluster(gpus), 4, True, "The rollout workers"
     if gpus >= needed:
-        ray_session.check_resources(*asked, share=share)
+        ray_session.check_resources(*arguments, share=share)
         return
     with pytest.raises(UserError, match=f"need {needed} GPUs, and the Ray cluster has {gpus}"):
-        ray_session.check_resources(*asked, share=share)
+        ray_session.check_resources(*arguments, share=share)
 
 
 def test_a_share_is_of_one_gpu() -> None:

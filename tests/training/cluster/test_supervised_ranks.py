@@ -64,14 +64,14 @@ def go_back(folder: Path, step: int) -> None:
     (folder / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
-def check_same(one: Path, other: Path, num_steps: int) -> None:
+def check_same(first_run: Path, second_run: Path, num_steps: int) -> None:
     first, second = ([json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-                     for run in (one, other))  # fmt: skip
+                     for run in (first_run, second_run))  # fmt: skip
     assert [line["step"] for line in first] == [line["step"] for line in second] == list(range(1, num_steps + 1))
-    for mine, theirs in zip(first, second, strict=True):
-        assert any(name in mine for name in LOSSES[:2])
-        for name in (key for key in mine if key in LOSSES):
-            assert mine[name] == pytest.approx(theirs[name], abs=1e-5, rel=1e-5), (mine["step"], name)
+    for actual, expected in zip(first, second, strict=True):
+        assert any(name in actual for name in LOSSES[:2])
+        for name in (key for key in actual if key in LOSSES):
+            assert actual[name] == pytest.approx(expected[name], abs=1e-5, rel=1e-5), (actual["step"], name)
 
 
 def test_numbers_of_ranks_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:

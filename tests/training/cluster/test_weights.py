@@ -32,43 +32,47 @@ def test_whole_tensors_arrive_on_any_version() -> None:
 
 def test_changes_are_sent_where_few_elements_differ() -> None:
     before = tensors(0, torch.bfloat16)
-    now = copies(before)
-    now["a"][3, 5] += 1
-    now["a"][39, 29] = float("nan")
-    message = weights.encode(now, 2, (1, before))
-    assert len(message) < len(weights.encode(now, 2)) / 2
+    after = copies(before)
+    after["a"][3, 5] += 1
+    after["a"][39, 29] = float("nan")
+    message = weights.encode(after, 2, (1, before))
+    assert len(message) < len(weights.encode(after, 2)) / 2
     received = copies(before)
     assert weights.apply(message, received, 1) == 2
-    assert torch.equal(received["a"].view(torch.int16), now["a"].view(torch.int16))
+    assert torch.equal(received["a"].view(torch.int16), after["a"].view(torch.int16))
 
 
 def test_whole_tensors_are_sent_where_most_elements_differ() -> None:
-    before, now = tensors(0, torch.bfloat16), tensors(1, torch.bfloat16)
+    before, after = tensors(0, torch.bfloat16), tensors(1, torch.bfloat16)
     received = copies(tensors(2, torch.bfloat16))
-    assert weights.apply(weights.encode(now, 2, (1, before)), received, None) == 2
-    assert torch.equal(received["a"], now["a"])
+    assert weights.apply(weights.encode(after, 2, (1, before)), received, None) == 2
+    assert torch.equal(received["a"], after["a"])
 
 
 def test_changes_on_another_version_are_refused() -> None:
     before = tensors(0, torch.bfloat16)
-    now = copies(before)
-    now["a"][0, 0] += 1
-    message = weights.encode(now, 3, (2, before))
-    for current, says in ((None, "the changes are on version 2"), (1, "on version 2"), (3, "the weights here are 3")):
+    after = copies(before)
+    after["a"][0, 0] += 1
+    message = weights.encode(after, 3, (2, before))
+    for current, error_text in (
+        (None, "the changes are on version 2"),
+        (1, "on version 2"),
+        (3, "the weights here are 3"),
+    ):
         received = copies(before)
-        with pytest.raises(WeightsRefused, match=says):
+        with pytest.raises(WeightsRefused, match=error_text):
             weights.apply(message, received, current)
         assert torch.equal(received["a"], before["a"])
 
 
 def test_changes_on_other_weights_of_the_same_version_are_refused() -> None:
     before = tensors(0, torch.bfloat16)
-    now = copies(before)
-    now["a"][0, 0] += 1
+    after = copies(before)
+    after["a"][0, 0] += 1
     received = copies(before)
     received["a"][9, 9] += 1
     with pytest.raises(WeightsRefused, match="'a' does not have the checksum"):
-        weights.apply(weights.encode(now, 3, (2, before)), received, 2)
+        weights.apply(weights.encode(after, 3, (2, before)), received, 2)
 
 
 def test_messages_in_another_order_are_refused() -> None:
@@ -94,9 +98,9 @@ def test_messages_in_another_order_are_refused() -> None:
 def test_no_bit_of_a_message_may_be_another() -> None:
     """Every byte of whole tensors and of changes is covered, those of the header too."""
     before = {"a": torch.randn(12, 12, generator=torch.Generator().manual_seed(0)).bfloat16()}
-    now = copies(before)
-    now["a"][3, 5] += 1
-    for message, current in ((weights.encode(now, 2), None), (weights.encode(now, 2, (1, before)), 1)):
+    after = copies(before)
+    after["a"][3, 5] += 1
+    for message, current in ((weights.encode(after, 2), None), (weights.encode(after, 2, (1, before)), 1)):
         for position in range(len(message)):
             damaged = bytearray(message)
             damaged[position] ^= 1 << position % 8

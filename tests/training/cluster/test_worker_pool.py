@@ -46,8 +46,8 @@ class FakeWorker:
     async def describe(self) -> dict[str, Any]:
         await self.cluster.place.acquire()
         self.cluster.ready.append(self)
-        place = {"host": "h", "pid": len(self.cluster.ready)}
-        return {**place, "version": __version__, "failure": self.cluster.failure, "agents": {}}
+        location = {"host": "h", "pid": len(self.cluster.ready)}
+        return {**location, "version": __version__, "failure": self.cluster.failure, "agents": {}}
 
     async def update_weights(self, message: Any, versions: Any) -> str | None:
         self.sizes.append(len(message))
@@ -157,7 +157,7 @@ Scenario = Callable[[RolloutWorkerPool, FakePolicy, FakeCluster], Any]
 @pytest.fixture
 def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     def run(scenario: Scenario, places: int, num_workers: int = 2, min_workers: int = 1, staleness: int = 0) -> Any:
-        async def whole() -> Any:
+        async def run_all() -> Any:
             cluster, policy = FakeCluster(places), FakePolicy()
             messages = cluster.messages
 
@@ -179,7 +179,7 @@ def play(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
             finally:
                 await pool.close()
 
-        return asyncio.run(whole())
+        return asyncio.run(run_all())
 
     return run
 
@@ -212,9 +212,9 @@ def test_workers_join_and_leave_while_running(play: Callable[..., Any], tmp_path
         played.append(await rollout)
         policy.update()
         played.append(await pool.roll_out(policy, request(plan("d/"))))  # the one that is left goes on
-        assert [len(one) for one in played] == [6] * 4
+        assert [len(finished) for finished in played] == [6] * 4
         assert set(cluster.played.values()) == {1}
-        return [[str(one.provenance["worker"]) for one in episodes] for episodes in played]
+        return [[str(finished.provenance["worker"]) for finished in episodes] for episodes in played]
 
     workers = play(scenario, places=1)
     assert workers == [["0"] * 6, ["0", "0", "1", "1", "0", "0"], ["1"] * 6, ["1"] * 6]
@@ -248,7 +248,7 @@ def test_a_worker_that_joins_during_a_rollout_has_the_newest_weights(play: Calla
         assert all(torch.equal(worker.tensors["w"], sent) for worker in cluster.ready)
         assert cluster.ready[0].sizes[1] < cluster.ready[0].sizes[0] / 2  # changes
         assert cluster.ready[1].sizes == [cluster.ready[0].sizes[0]]  # whole tensors
-        assert {one.provenance["version"] for one in await rollout} == {"2"}
+        assert {episodes.provenance["version"] for episodes in await rollout} == {"2"}
 
     play(scenario, places=1, staleness=1)
 

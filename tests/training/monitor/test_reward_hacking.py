@@ -378,7 +378,7 @@ def test_only_scored_episodes_count() -> None:
 
 
 def test_the_top_list() -> None:
-    """Best first, one a task; among equals the newer, then by task and attempt."""
+    """Best first, one per task; among equals the newer, then by task and attempt."""
     panel = RewardHackingMonitor(RewardHackingSettings(keep_top=3))
     panel.observe(0, [episode(5, 1.0), episode(3, 1.0), episode(4, 2.0, attempt=1), episode(4, 2.0), episode(6, 0.5)])
     assert panel.top_ranks == [

@@ -63,9 +63,9 @@ class ConstrainedSteps:
     @property
     def is_pending(self) -> bool:
         """Whether logits are on their way that nothing was sampled from yet, or tokens that nobody has taken."""
-        if self._batch is not None and all(one.finished for one in self._batch):
+        if self._batch is not None and all(req.finished for req in self._batch):
             self._batch = None
-        if self._sampled is not None and all(one.finished for one in self._sampled.batch):
+        if self._sampled is not None and all(req.finished for req in self._sampled.batch):
             self._sampled = None
         return self._batch is not None or self._sampled is not None
 
@@ -111,16 +111,16 @@ class ConstrainedSteps:
 
         While another step is under way its tokens count too: a request may turn out to have ended, no more.
         """
-        if not any_constrained(running) or all(one.num_scheduled >= one.max_new_tokens for one in running):
+        if not any_constrained(running) or all(req.num_scheduled >= req.max_new_tokens for req in running):
             return 0
         runner, num_rows = self.runner, self.runner.batch_size(len(running))
         if num_rows > len(self._logits):
             self.reset_graphs()
             self._logits = torch.empty(num_rows, self._logits.shape[1], device=runner.device)
         key = (num_rows, runner.adapters_of(running), runner.groups.update(list(running)))
-        runner.send_slots([one.slot for one in running], num_rows)
-        for one in running:
-            one.num_scheduled += 1
+        runner.send_slots([req.slot for req in running], num_rows)
+        for req in running:
+            req.num_scheduled += 1
         self._batch = list(running)
         if not runner.capturing:
             self._forward(*key)
@@ -146,7 +146,7 @@ class ConstrainedSteps:
         runner, num_rows = self.runner, self.runner.batch_size(len(batch))
         padding = runner.kv_cache.padding_slot
         self.masks.compute(batch)
-        runner.send_slots([padding if one.finished else one.slot for one in batch], num_rows)
+        runner.send_slots([padding if req.finished else req.slot for req in batch], num_rows)
         self._device_masks[:num_rows].copy_(self.masks.tensor[:num_rows], non_blocking=True)
         key = (num_rows, any_filtered(batch), any_top_logprobs(batch))
         kept, top = runner.kept_buffers(batch), runner.top_buffers(batch)

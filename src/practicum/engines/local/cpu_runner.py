@@ -89,7 +89,7 @@ def _weighted_sum(weights: Tensor, values: Tensor, blocks: Sequence[int]) -> Ten
 
 def record_kept(running: Sequence[RunningRequest], logits: Tensor) -> None:
     """Append the ids that each request samples among, where some are left out: those whose logit [B, V] is not -inf."""
-    rows = [row for row, one in enumerate(running) if one.records_kept]
+    rows = [row for row, req in enumerate(running) if req.records_kept]
     if rows:
         row, ids = np.nonzero((logits[rows] > -torch.inf).numpy())
         sets = np.split(ids.astype(np.int32), np.cumsum(np.bincount(row, minlength=len(rows)))[:-1])
@@ -184,12 +184,12 @@ class CpuRunner:
 
     def set_sampling_params(self, wave: Sequence[RunningRequest]) -> None:
         """One transfer per field."""
-        longest = max(one.max_new_tokens for one in wave)
+        longest = max(req.max_new_tokens for req in wave)
         self._state.reserve_noise(longest)
         state, slots = self._state, slice(wave[0].slot, wave[0].slot + len(wave))
-        params = [one.request.sampling for one in wave]
-        state.last_id[slots] = torch.tensor([one.ids[-1] for one in wave])
-        state.position[slots] = torch.tensor([len(one.ids) - 1 for one in wave])
+        params = [req.request.sampling for req in wave]
+        state.last_id[slots] = torch.tensor([req.ids[-1] for req in wave])
+        state.position[slots] = torch.tensor([len(req.ids) - 1 for req in wave])
         state.temperature[slots] = torch.tensor([p.temperature for p in params])
         state.top_k[slots] = torch.tensor([p.top_k for p in params])
         state.top_p[slots] = torch.tensor([p.top_p for p in params])
@@ -199,10 +199,10 @@ class CpuRunner:
 
     def prefill(self, wave: Sequence[RunningRequest]) -> None:
         """Prompts of like length are computed together, padded; groups at the same time where there are threads."""
-        pending = [(one, one.num_cached) for one in wave if one.num_cached < one.prompt_end]
+        pending = [(req, req.num_cached) for req in wave if req.num_cached < req.prompt_end]
         pending.sort(key=lambda item: item[0].prompt_end - item[1])
         while pending:
-            num_tokens = sum(one.prompt_end - start for one, start in pending)
+            num_tokens = sum(req.prompt_end - start for req, start in pending)
             num_groups = self._threads.count if num_tokens > MIN_PARALLEL_PREFILL_TOKENS else 1
             groups = self._prefill_groups(pending, num_groups)
             if len(groups) == 1 and num_tokens > MIN_PARALLEL_PREFILL_TOKENS:
@@ -210,9 +210,9 @@ class CpuRunner:
             passes = [self._prefill_pass(group) for group in groups]
             self._threads.run(passes)
             torch.set_num_threads(self.settings.decode_threads)
-            computed = {one: start + width for group, width in groups for one, start in group}
-            pending = [(one, computed.get(one, start)) for one, start in pending]
-            pending = [(one, start) for one, start in pending if start < one.prompt_end]
+            computed = {req: start + width for group, width in groups for req, start in group}
+            pending = [(req, computed.get(req, start)) for req, start in pending]
+            pending = [(req, start) for req, start in pending if start < req.prompt_end]
 
     def _prefill_groups(
         self, pending: Sequence[tuple[RunningRequest, int]], count: int
@@ -221,13 +221,13 @@ class CpuRunner:
 
         A group has at most `prefill_tokens` tokens, and at most `MAX_SCORES` scores per head, which bounds its memory.
         """
-        widths = [min(one.prompt_end - start, MAX_PROMPT_PIECE_TOKENS) for one, start in pending]
+        widths = [min(req.prompt_end - start, MAX_PROMPT_PIECE_TOKENS) for req, start in pending]
         num_tokens = sum(-(-width // BATCH_MULTIPLE) * BATCH_MULTIPLE for width in widths)
         equal_part = max(-(-num_tokens // count), MIN_PARALLEL_PREFILL_TOKENS // 2)
         groups: list[tuple[list[tuple[RunningRequest, int]], int]] = []
         group: list[tuple[RunningRequest, int]] = []
         widest = longest = 0
-        for (one, start), width in zip(pending, widths, strict=True):
+        for (req, start), width in zip(pending, widths, strict=True):
             limit = self.settings.prefill_tokens if len(groups) == count - 1 else equal_part
             keys, rows = max(longest, start + width), len(group) + 1
             if group and (max(widest, width) * rows > limit or max(widest, width) * rows * keys > MAX_SCORES):
@@ -235,7 +235,7 @@ class CpuRunner:
                 group, widest, longest = [], 0, 0
                 if len(groups) == count:
                     return groups
-            group.append((one, start))
+            group.append((req, start))
             widest, longest = max(widest, width), max(longest, start + width)
         return [*groups, (group, widest)]
 
@@ -285,7 +285,7 @@ class CpuRunner:
         """Reserve pages for the next tokens of prompts; the function that computes them, padded to one width."""
         decoder, kv_cache = self.decoder, self.kv_cache
         members, widest = group
-        rows = [(one.slot, one.ids[start : min(start + widest, one.prompt_end)], start) for one, start in members]
+        rows = [(req.slot, req.ids[start : min(start + widest, req.prompt_end)], start) for req, start in members]
         width = -(-max(len(ids) for _, ids, _ in rows) // BATCH_MULTIPLE) * BATCH_MULTIPLE
         tokens = kv_cache.prompt_tokens([(slot, start, len(ids)) for slot, ids, start in rows])
         ids = torch.tensor([ids + [0] * (width - len(ids)) for _, ids, _ in rows])
@@ -307,21 +307,21 @@ class CpuRunner:
                     return v
                 return attention(q, *kv_cache.read_prompts(layer, pages, buffer), mask)
 
-            self._select_adapters([one for one, _ in members])
+            self._select_adapters([req for req, _ in members])
             decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
 
         return forward
 
     def _sort_by_length(self, running: list[RunningRequest]) -> tuple[int, ...]:
         """Order rows by their blocks of keys, longest first: how many rows (0..n-1) have keys in each block."""
-        blocks = [block_count(len(one.ids) + self.settings.steps_per_decode - 1) for one in running]
+        blocks = [block_count(len(req.ids) + self.settings.steps_per_decode - 1) for req in running]
         order = descending_order(blocks)
         if order is not None:
             self.kv_cache.permute(order)
             self._state.permute(order)
             running[:] = [running[row] for row in order]
-            for index, one in enumerate(running):
-                one.index = one.slot = index
+            for index, req in enumerate(running):
+                req.index = req.slot = index
             blocks.sort(reverse=True)
         self.kv_cache.reserve_blocks(blocks)
         rows_per_block = rows_with_more(blocks)
@@ -331,7 +331,7 @@ class CpuRunner:
     def _select_adapters(self, members: Sequence[RunningRequest]) -> None:
         """Set the adapters of the rows of this thread's next pass."""
         if self.adapters is not None:
-            self.adapters.select_rows([one.adapter_key for one in members])
+            self.adapters.select_rows([req.adapter_key for req in members])
 
     @torch.inference_mode()
     def _decode_step(
@@ -360,10 +360,10 @@ class CpuRunner:
             logits = filtered_logits(logits, temperature, *filters)
             record_kept(running, logits)
         ids, logprobs = sample(logits, noise, temperature)
-        if count := max([one.request.top_logprobs for one in running], default=0):
-            for one, top in zip(running, most_likely(count, logits, temperature), strict=False):
-                if one.request.top_logprobs:
-                    one.top_logprobs.append(top[: one.request.top_logprobs])
+        if count := max([req.request.top_logprobs for req in running], default=0):
+            for req, top in zip(running, most_likely(count, logits, temperature), strict=False):
+                if req.request.top_logprobs:
+                    req.top_logprobs.append(top[: req.request.top_logprobs])
         state.last_id[:num_rows] = ids
         state.position[:num_rows] += 1
         state.step[:num_rows] += 1

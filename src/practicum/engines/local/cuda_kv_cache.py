@@ -108,23 +108,23 @@ class PagePool:
         chunk, index = location
         return self._first_offsets[chunk] + index * self._page_units
 
-    def grow(self, missing: int, most: int | None) -> bool:
+    def grow(self, missing: int, max_pages: int | None) -> bool:
         """Allocate chunks of `missing` pages or more, of at most `most` in all; whether there is a new one."""
-        if self.out_of_memory or (most is not None and most <= 0):
+        if self.out_of_memory or (max_pages is not None and max_pages <= 0):
             return False
         before = self.size
         if not self.chunks:
-            self._add_first_chunk(most)
+            self._add_first_chunk(max_pages)
         while self.size < before + missing and not self.out_of_memory:
-            if most is not None and self.size + self.pages_per_chunk > before + most:
+            if max_pages is not None and self.size + self.pages_per_chunk > before + max_pages:
                 break
             self._add_chunk()
         return self.size > before
 
-    def _add_first_chunk(self, most: int | None) -> None:
+    def _add_first_chunk(self, max_pages: int | None) -> None:
         """Choose the size of a chunk: few chunks fill a bound of `most` pages, and none of them is large."""
         count = max(1, CHUNK_BYTES // self.page_bytes)
-        self.pages_per_chunk = count if most is None else max(1, most // -(-most // count))
+        self.pages_per_chunk = count if max_pages is None else max(1, max_pages // -(-max_pages // count))
         self._add_chunk()
         while self.out_of_memory and self.pages_per_chunk > 1:
             self.pages_per_chunk, self.out_of_memory = self.pages_per_chunk // 2, False
@@ -219,23 +219,23 @@ class CudaKVCache(KVCache):
     # -- pages of slots ----------------------------------------------------------------------
 
     def can_admit(
-        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], one: RunningRequest, num_steps: int
+        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], req: RunningRequest, num_steps: int
     ) -> bool:
         """Pages that only cached prefixes have count as free, and running requests may each need one more soon."""
         if not wave:  # nothing is allocated until all of its requests are chosen
             growable = self._num_growable()
             self._wave_pages = 0
             self._wave_room = None if growable is None else self.pool.size - self._num_in_slots + growable
-        needed = self._wave_pages + self._missing_pages(one, num_steps)
+        needed = self._wave_pages + self._missing_pages(req, num_steps)
         if (running or wave) and self._wave_room is not None and needed + len(running) > self._wave_room:
             return False
         self._wave_pages = needed
         return True
 
-    def _missing_pages(self, one: RunningRequest, num_steps: int) -> int:
+    def _missing_pages(self, req: RunningRequest, num_steps: int) -> int:
         """Pages that no slot has yet, of a request that is admitted; one more for a page that it copies."""
-        entry, length = one.prefix_match
-        needed = 1 + num_pages(len(one.ids) + num_steps)
+        entry, length = req.prefix_match
+        needed = 1 + num_pages(len(req.ids) + num_steps)
         if entry is None:
             return needed
         return needed - sum([bool(page.num_slots) for page in entry.kv[: length // PAGE_TOKENS]])
@@ -252,11 +252,11 @@ class CudaKVCache(KVCache):
     def reserve_steps(self, running: Sequence[RunningRequest], num_steps: int) -> bool:
         """Reserve pages for the tokens that the next call writes; surplus tokens of finished ones go to page 0."""
         short: list[tuple[int, int]] = []
-        for one in running:
-            prompt = len(one.request.ids)
-            num_tokens = prompt + min(one.num_scheduled + num_steps, one.max_new_tokens)
-            if num_tokens > PAGE_TOKENS * len(self._pages[one.slot]):
-                short.append((one.slot, num_tokens))
+        for req in running:
+            prompt = len(req.request.ids)
+            num_tokens = prompt + min(req.num_scheduled + num_steps, req.max_new_tokens)
+            if num_tokens > PAGE_TOKENS * len(self._pages[req.slot]):
+                short.append((req.slot, num_tokens))
         needed = sum(num_pages(num_tokens) - len(self._pages[slot]) for slot, num_tokens in short)
         if not self._make_room(needed, alone=len(running) == 1):
             if len(running) == 1:
@@ -298,7 +298,7 @@ class CudaKVCache(KVCache):
 
     def allocate(self, wave: Sequence[RunningRequest]) -> None:
         """Also reserves the pages of the prompts, and copies the last pages of cached prefixes, all at once."""
-        needed = sum(num_pages(one.prompt_end + 1) - one.prefix_match.length // PAGE_TOKENS for one in wave)
+        needed = sum(num_pages(req.prompt_end + 1) - req.prefix_match.length // PAGE_TOKENS for req in wave)
         in_use = self.num_slots - len(self._free)
         if not self._make_room(needed, alone=in_use == 0 and len(wave) == 1):
             raise KVCacheFull("there is no room for the keys and values of a prompt")
@@ -306,8 +306,8 @@ class CudaKVCache(KVCache):
         super().allocate(wave)
         self.pool.copy(self._copies)
         self._copies = []
-        for one in wave:
-            self.reserve(one.slot, one.prompt_end + 1)
+        for req in wave:
+            self.reserve(req.slot, req.prompt_end + 1)
 
     def _insert(self, entry: CachedPrefix, slots: Sequence[int], num_tokens: int) -> None:
         full, rest = divmod(num_tokens, PAGE_TOKENS)

@@ -104,7 +104,7 @@ class CudaRunner:
         group_size = decode_attention.group_size(shape.heads, shape.kv_heads)
         self.groups = SharedPrefixGroups(num_slots, group_size, KEY_BLOCK, kv_cache.bytes_per_token, device)
         self.products = ProductChoices()
-        self._outs, self._downs = [one.out for one in decoder.layers], [one.down for one in decoder.layers]
+        self._outs, self._downs = [req.out for req in decoder.layers], [req.down for req in decoder.layers]
         self._decode_graphs: dict[GraphKey, Any] = {}
         self._prefill_graphs: dict[int, tuple[Any, Tensor]] = {}
         self._pool: Any = None
@@ -169,7 +169,7 @@ class CudaRunner:
     def _send_adapter_indices(self, requests: Sequence[RunningRequest]) -> None:
         if self.adapters is None or not requests:
             return
-        indices = [(one.slot, self.adapters.index(one.adapter_key)) for one in requests]
+        indices = [(req.slot, self.adapters.index(req.adapter_key)) for req in requests]
         on_device = torch.tensor(indices).to(self.device, non_blocking=True)
         self.state.adapter_index[on_device[:, 0]] = on_device[:, 1]
 
@@ -180,7 +180,7 @@ class CudaRunner:
         """
         if not any_adapter(running):
             return ()
-        new = {one.adapter_key for one in running if one.adapter is not None}.difference(self._used_adapters)
+        new = {req.adapter_key for req in running if req.adapter is not None}.difference(self._used_adapters)
         self._used_adapters += tuple(sorted(new))
         return self._used_adapters
 
@@ -203,15 +203,15 @@ class CudaRunner:
     def set_sampling_params(self, wave: Sequence[RunningRequest]) -> None:
         state = self.state
         params = slot_init.pack([
-            slot_init.SlotParams(one.slot, one.ids[-1], len(one.ids) - 1, p.top_k, p.seed, p.temperature, p.top_p)
-            for one, p in zip(wave, (one.request.sampling for one in wave), strict=True)
+            slot_init.SlotParams(req.slot, req.ids[-1], len(req.ids) - 1, p.top_k, p.seed, p.temperature, p.top_p)
+            for req, p in zip(wave, (req.request.sampling for req in wave), strict=True)
         ])  # fmt: skip
         fields = (state.last_id, state.position, state.temperature, state.top_k, state.top_p, state.step)
-        longest = max(one.max_new_tokens for one in wave)
+        longest = max(req.max_new_tokens for req in wave)
         slot_init.init_slots(params.to(self.device, non_blocking=True), longest, fields, state.noise)
-        if self._uses_min_p or any(one.request.sampling.min_p for one in wave):
+        if self._uses_min_p or any(req.request.sampling.min_p for req in wave):
             self._uses_min_p = True
-            numbers = torch.tensor([(one.slot, one.request.sampling.min_p) for one in wave], dtype=torch.float64)
+            numbers = torch.tensor([(req.slot, req.request.sampling.min_p) for req in wave], dtype=torch.float64)
             on_device = numbers.to(self.device, non_blocking=True)
             state.min_p[on_device[:, 0].long()] = on_device[:, 1].float()
         self._send_adapter_indices(wave)
@@ -220,8 +220,8 @@ class CudaRunner:
 
     def prefill(self, wave: Sequence[RunningRequest]) -> None:
         """Prompts are packed end to end, at most `prefill_tokens` at once."""
-        adapters = tuple(dict.fromkeys(one.adapter_key for one in wave if one.adapter is not None))
-        pending = [(one.slot, one.ids[one.num_cached : one.prompt_end], one.num_cached) for one in wave]
+        adapters = tuple(dict.fromkeys(req.adapter_key for req in wave if req.adapter is not None))
+        pending = [(req.slot, req.ids[req.num_cached : req.prompt_end], req.num_cached) for req in wave]
         pending = [row for row in pending if row[1]]
         self.kv_cache.send_table()
         while pending:
@@ -286,10 +286,10 @@ class CudaRunner:
             self._constrained = self._constrained or ConstrainedSteps(self, running)
             return self._constrained.decode(running, end_ids)
         num_steps = 0
-        if any(one.num_scheduled < one.max_new_tokens for one in running):
+        if any(req.num_scheduled < req.max_new_tokens for req in running):
             num_steps = self.settings.steps_per_decode
-            for one in running:
-                one.num_scheduled += num_steps
+            for req in running:
+                req.num_scheduled += num_steps
             self._launch(list(running))
             if len(self._pending) < 2:
                 return DecodeOutput(num_steps, [])
@@ -300,7 +300,7 @@ class CudaRunner:
         num_rows = self.batch_size(len(running))
         joint = self.groups.update(running)
         key = (num_rows, any_filtered(running), any_top_logprobs(running), self.adapters_of(running), joint)
-        self.send_slots([one.slot for one in running], num_rows)
+        self.send_slots([req.slot for req in running], num_rows)
         kept, top = self.kept_buffers(running), self.top_buffers(running)
         if self.capturing:
             if key not in self._decode_graphs:

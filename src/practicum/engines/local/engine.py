@@ -241,22 +241,22 @@ class LocalEngine:
 
     def _remove_unused_adapters(self) -> None:
         adapters = self._named_adapters()
-        removed = adapters.remove_unused({one.adapter_key for one in (*self._running, *self.waiting)})
+        removed = adapters.remove_unused({req.adapter_key for req in (*self._running, *self.waiting)})
         for key in removed:
             self.prefixes.remove_adapter(key)
         if removed:
             self.runner.set_adapters(adapters.matrices, self._running)
 
-    def _set_adapter(self, one: RunningRequest) -> bool:
+    def _set_adapter(self, req: RunningRequest) -> bool:
         """Choose the version of a request's adapter; whether there is one."""
-        if one.request.adapter == BASE:
+        if req.request.adapter == BASE:
             return True
         try:
-            one.adapter = self._named_adapters().current(one.request.adapter)
+            req.adapter = self._named_adapters().current(req.request.adapter)
         except UserError as error:
-            resolve(one, error)
+            resolve(req, error)
             return False
-        one.hashes = block_hashes(one.request.ids[:-1], one.adapter_key)
+        req.hashes = block_hashes(req.request.ids[:-1], req.adapter_key)
         return True
 
     def with_adapter(self, adapter: str) -> AdapterEngine:
@@ -357,8 +357,8 @@ class LocalEngine:
 
     def _set_version(self, version: int) -> None:
         self.prefixes.set_version(version)
-        for one in self._running:  # cancelled and not yet gone: their keys are of the old weights
-            one.hashes = []
+        for req in self._running:  # cancelled and not yet gone: their keys are of the old weights
+            req.hashes = []
         self.runner.synchronize()
 
     def _fail_all(self, reason: str) -> None:
@@ -375,9 +375,9 @@ class LocalEngine:
         self._running.clear()
         self.waiting.clear()
         self.kv_cache.free_all_but([])
-        for one in failed:
-            one.finished = True  # a decode call may still be under way with it
-            resolve(one, EngineError(reason))
+        for req in failed:
+            req.finished = True  # a decode call may still be under way with it
+            resolve(req, EngineError(reason))
         self._end_sessions()
 
     def _admit(self, at_once: bool = False) -> None:
@@ -411,69 +411,69 @@ class LocalEngine:
         while self.waiting and wave.num_slots < free and not wave.is_full:
             if self._admitting and (self.waiting[0].alone or self._admitting[-1].alone):
                 break
-            one = self.waiting.popleft()
-            if one.future.cancelled():
+            req = self.waiting.popleft()
+            if req.future.cancelled():
                 continue
-            self._admitting.append(one)
-            one.prefix_match = self._match(one)
-            if not self.kv_cache.can_admit(self._running, wave.members, one, self._steps_ahead):
-                one.prefix_match = NO_MATCH  # what it refers to would stay
+            self._admitting.append(req)
+            req.prefix_match = self._match(req)
+            if not self.kv_cache.can_admit(self._running, wave.members, req, self._steps_ahead):
+                req.prefix_match = NO_MATCH  # what it refers to would stay
                 self.waiting.appendleft(self._admitting.pop())
                 break
-            wave.add(one, in_pieces=bool(self._running or self.waiting or wave.members))
+            wave.add(req, in_pieces=bool(self._running or self.waiting or wave.members))
         self.waiting.extendleft(reversed(wave.postponed))
         self._admitting = wave.members
         return wave
 
-    def _match(self, one: RunningRequest) -> PrefixMatch:
+    def _match(self, req: RunningRequest) -> PrefixMatch:
         """What is cached of a prompt, or what was computed of it in pieces."""
-        request = one.request
-        match = self.prefixes.match(request.ids[:-1], request.session, one.adapter_key, one.hashes)
-        if one.computed is not None and len(one.computed.ids) > match.length:
-            return PrefixMatch(one.computed, len(one.computed.ids))
+        request = req.request
+        match = self.prefixes.match(request.ids[:-1], request.session, req.adapter_key, req.hashes)
+        if req.computed is not None and len(req.computed.ids) > match.length:
+            return PrefixMatch(req.computed, len(req.computed.ids))
         return match
 
     def _start(self, wave: list[RunningRequest]) -> None:
         """Give requests their slots, copy what is cached, compute the rest of their prompts."""
         notify_queued(wave, False)
-        self.runner.grow(max(len(one.ids) + one.max_new_tokens for one in wave))
-        begun = time.perf_counter()
+        self.runner.grow(max(len(req.ids) + req.max_new_tokens for req in wave))
+        started = time.perf_counter()
         self.kv_cache.allocate(wave)
-        for index, one in enumerate(wave, len(self._running)):
-            one.index = index
+        for index, req in enumerate(wave, len(self._running)):
+            req.index = index
             self._num_admitted += 1
-            one.admitted = self._num_admitted
+            req.admitted = self._num_admitted
         self.runner.set_sampling_params(wave)
         self.runner.prefill(wave)
         admitted: list[RunningRequest] = []
-        for one in wave:
-            self.stats.prefilled += one.prompt_end - one.num_cached
-            one.num_computed += one.prompt_end - one.num_cached
-            if one.piece_end is not None:
-                self._postpone(one)
+        for req in wave:
+            self.stats.prefilled += req.prompt_end - req.num_cached
+            req.num_computed += req.prompt_end - req.num_cached
+            if req.piece_end is not None:
+                self._postpone(req)
                 continue
-            length = len(one.ids) - 1
-            self.stats.reused += length - one.num_computed
+            length = len(req.ids) - 1
+            self.stats.reused += length - req.num_computed
             # Other samples of a fresh prompt will come; a later turn is kept when it ends.
-            if not one.continues_session and one.num_cached < length:
-                kv = self.kv_cache.extract(one.slot, length, one.shared_kv)
-                one.shared_kv = self.kv_cache.shareable(kv, length)
-                self.prefixes.put(tuple(one.ids[:length]), kv, adapter=one.adapter_key, hashes=one.hashes)
-            admitted.append(one)
+            if not req.continues_session and req.num_cached < length:
+                kv = self.kv_cache.extract(req.slot, length, req.shared_kv)
+                req.shared_kv = self.kv_cache.shareable(kv, length)
+                self.prefixes.put(tuple(req.ids[:length]), kv, adapter=req.adapter_key, hashes=req.hashes)
+            admitted.append(req)
         self._running.extend(admitted)
-        self.stats.prefill_seconds += time.perf_counter() - begun
+        self.stats.prefill_seconds += time.perf_counter() - started
 
-    def _postpone(self, one: RunningRequest) -> None:
+    def _postpone(self, req: RunningRequest) -> None:
         """Let a request wait for the next piece of its prompt; others decode meanwhile."""
-        ids, version = tuple(one.ids[: one.prompt_end]), self.prefixes.version
-        session = one.request.session if one.continues_session else ""
-        kv = self.kv_cache.extract(one.slot, len(ids), one.shared_kv)
-        one.computed = CachedPrefix(ids, kv, version, session, one.adapter_key)
-        hashes = one.hashes[: len(ids) // BLOCK_TOKENS]
-        self.prefixes.put(ids, kv, adapter=one.adapter_key, hashes=hashes)  # for prompts that begin alike
-        self.runner.release(one, one)
-        one.index = one.slot = -1
-        self.waiting.appendleft(one)
+        ids, version = tuple(req.ids[: req.prompt_end]), self.prefixes.version
+        session = req.request.session if req.continues_session else ""
+        kv = self.kv_cache.extract(req.slot, len(ids), req.shared_kv)
+        req.computed = CachedPrefix(ids, kv, version, session, req.adapter_key)
+        hashes = req.hashes[: len(ids) // BLOCK_TOKENS]
+        self.prefixes.put(ids, kv, adapter=req.adapter_key, hashes=hashes)  # for prompts that begin alike
+        self.runner.release(req, req)
+        req.index = req.slot = -1
+        self.waiting.appendleft(req)
 
     def _retry_admission(self, error: Exception) -> bool:
         """Admit each of the requests whose admission failed by itself; end the one that has failed by itself.
@@ -481,15 +481,15 @@ class LocalEngine:
         Running requests are not concerned. The prefix cache is emptied: that may be the memory which was missing.
         False: they have to wait until running ones have left their pages.
         """
-        failed, self._admitting = [one.restarted() for one in self._admitting], []
+        failed, self._admitting = [req.restarted() for req in self._admitting], []
         self.prefixes.set_version(self.prefixes.version)
-        self.kv_cache.free_all_but([one.slot for one in self._running])
+        self.kv_cache.free_all_but([req.slot for req in self._running])
         waits = isinstance(error, KVCacheFull) and bool(self._running)
         if len(failed) == 1 and not waits:
             resolve(failed[0], failed_step(error))
             failed = []
-        for one in failed:
-            one.alone = not waits
+        for req in failed:
+            req.alone = not waits
         requeue(self.waiting, failed)
         return not waits
 
@@ -512,35 +512,35 @@ class LocalEngine:
                 failed[0].finished = True
                 resolve(failed[0], failed_step(error))
                 return
-            requeue(self.waiting, [one.restarted() for one in failed])
+            requeue(self.waiting, [req.restarted() for req in failed])
 
     def _preempt(self) -> None:
         """Let the request that came last wait again, so that the others have its room."""
-        one = max(self._running, key=lambda running: running.admitted)
-        self._leave_batch(one)
-        requeue(self.waiting, [one.restarted()])
+        req = max(self._running, key=lambda running: running.admitted)
+        self._leave_batch(req)
+        requeue(self.waiting, [req.restarted()])
         self.stats.preempted += 1
 
-    def _leave_batch(self, one: RunningRequest) -> None:
+    def _leave_batch(self, req: RunningRequest) -> None:
         """Give the index of a request to the last one."""
         last = self._running.pop()
-        if last is not one:
-            self._running[one.index] = last
-            last.index = one.index
-        self.runner.release(one, last)
+        if last is not req:
+            self._running[req.index] = last
+            last.index = req.index
+        self.runner.release(req, last)
 
     def _decode(self) -> None:
         """One decode call for all running requests; those that it ends leave the batch."""
-        begun = time.perf_counter()
+        started = time.perf_counter()
         output = self.runner.decode(self._running, self.renderer.end_ids)
         self.stats.decode_steps += output.num_steps
         self._steps_since_admission += output.num_steps
         finished = self._append(output.tokens)
-        self.stats.decode_seconds += time.perf_counter() - begun
+        self.stats.decode_seconds += time.perf_counter() - started
         results: list[tuple[RunningRequest, Result]] = []
         try:
-            for one, reason in sorted(finished, key=lambda item: -item[0].index):
-                self._finish(one, reason, results)
+            for req, reason in sorted(finished, key=lambda item: -item[0].index):
+                self._finish(req, reason, results)
         finally:  # the callers of those that have left the batch would wait for ever
             resolve_all(results)
 
@@ -549,46 +549,46 @@ class LocalEngine:
         finished: list[tuple[RunningRequest, StopReason | None]] = []
         streamed: list[tuple[RunningRequest, list[SampledToken]]] = []
         now = time.monotonic()
-        for one, ids, logprobs, may_end in tokens:
-            if one.finished:
+        for req, ids, logprobs, may_end in tokens:
+            if req.finished:
                 continue
-            if one.first_token_time is None:
-                one.first_token_time = now
-            reason, start = None, len(one.new_ids)
-            if may_end or one.per_token or start + len(ids) >= one.max_new_tokens:
-                reason = append_tokens(one, ids, logprobs, self.renderer.end_ids, self._stop_strings)
+            if req.first_token_time is None:
+                req.first_token_time = now
+            reason, start = None, len(req.new_ids)
+            if may_end or req.per_token or start + len(ids) >= req.max_new_tokens:
+                reason = append_tokens(req, ids, logprobs, self.renderer.end_ids, self._stop_strings)
             else:
-                one.new_ids += ids
-                one.ids += ids
-                one.logprobs += logprobs
-            if one.per_token and one.request.on_tokens is not None:
-                start = max(start, one.num_streamed)  # a request that was begun anew repeats its tokens
-                one.num_streamed = max(start, len(one.new_ids))
-                if len(one.new_ids) > start:
-                    streamed.append((one, one.sampled_tokens(start)))
-            if one.matcher is not None and one.matcher.error:
+                req.new_ids += ids
+                req.ids += ids
+                req.logprobs += logprobs
+            if req.per_token and req.request.on_tokens is not None:
+                start = max(start, req.num_streamed)  # a request that was begun anew repeats its tokens
+                req.num_streamed = max(start, len(req.new_ids))
+                if len(req.new_ids) > start:
+                    streamed.append((req, req.sampled_tokens(start)))
+            if req.matcher is not None and req.matcher.error:
                 reason = StopReason.LENGTH  # `_finish` makes an error of it
-            if reason is not None or one.future.cancelled():
-                one.finished = True
+            if reason is not None or req.future.cancelled():
+                req.finished = True
                 # A caller may have given up because of new weights: what was computed since belongs to no version.
-                finished.append((one, None if one.future.cancelled() else reason))
+                finished.append((req, None if req.future.cancelled() else reason))
         notify_all(streamed)
         return finished
 
     def _finish(
-        self, one: RunningRequest, reason: StopReason | None, results: list[tuple[RunningRequest, Result]]
+        self, req: RunningRequest, reason: StopReason | None, results: list[tuple[RunningRequest, Result]]
     ) -> None:
         """Keep the KV for the session's next turn, give the index to the last request, and add the result."""
-        length = len(one.ids) - 1
-        request = one.request
+        length = len(req.ids) - 1
+        request = req.request
         if request.session and not request.final and reason is not None:
-            kv = self.kv_cache.extract(one.slot, length, one.shared_kv)
-            self.prefixes.put(tuple(one.ids[:length]), kv, request.session, one.adapter_key, one.hashes)
-        self._leave_batch(one)
-        self.stats.generated += len(one.new_ids)
+            kv = self.kv_cache.extract(req.slot, length, req.shared_kv)
+            self.prefixes.put(tuple(req.ids[:length]), kv, request.session, req.adapter_key, req.hashes)
+        self._leave_batch(req)
+        self.stats.generated += len(req.new_ids)
         if reason is None:
             return
-        if one.matcher is not None and one.matcher.error:
-            results.append((one, EngineError(f"the response format could not be followed: {one.matcher.error}")))
+        if req.matcher is not None and req.matcher.error:
+            results.append((req, EngineError(f"the response format could not be followed: {req.matcher.error}")))
             return
-        results.append((one, one.generation(reason, self.prefixes.version)))
+        results.append((req, req.generation(reason, self.prefixes.version)))

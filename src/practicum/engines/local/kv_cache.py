@@ -288,7 +288,7 @@ class KVCache:
         raise NotImplementedError
 
     def can_admit(
-        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], one: RunningRequest, num_steps: int
+        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], req: RunningRequest, num_steps: int
     ) -> bool:
         """Whether there is room for a request beside those that run and those of its wave, for some decode steps.
 

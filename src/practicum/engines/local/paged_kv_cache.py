@@ -137,15 +137,15 @@ class PagedKVCache(KVCache):
         return False
 
     def can_admit(
-        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], one: RunningRequest, num_steps: int
+        self, running: Sequence[RunningRequest], wave: Sequence[RunningRequest], req: RunningRequest, num_steps: int
     ) -> bool:
-        return self.reserve_steps([*running, *wave, one], num_steps)
+        return self.reserve_steps([*running, *wave, req], num_steps)
 
     def reserve_steps(self, running: Sequence[RunningRequest], num_steps: int) -> bool:
         """Whether there is room; pages are reserved when the steps are computed."""
         if self.max_bytes is None or len(running) < 2:
             return True
-        return sum(self.bytes_of(len(one.ids) + num_steps) for one in running) <= self.max_bytes
+        return sum(self.bytes_of(len(req.ids) + num_steps) for req in running) <= self.max_bytes
 
     def reserve(self, slot: int, num_tokens: int) -> None:
         """Give a slot the pages that this many tokens need."""

@@ -30,6 +30,7 @@ from practicum.chat.sampling_mask import encode_kept
 from practicum.engines.base import Generation, Request, SampledToken, TopLogprobs
 from practicum.engines.local.adapters import AdapterVersion
 from practicum.engines.local.kv_cache import BLOCK_TOKENS, NO_MATCH, CachedPrefix, KVCache, PrefixKV, PrefixMatch
+from practicum.engines.local.sampling import is_filtered
 from practicum.errors import EngineError
 from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA
@@ -214,7 +215,7 @@ class RunningRequest:
 
     def __post_init__(self) -> None:
         self.per_token = bool(self.request.sampling.stop) or self.request.on_tokens is not None
-        self.is_filtered = self.request.sampling.is_filtered
+        self.is_filtered = is_filtered(self.request.sampling)
 
 
 class Wave:
@@ -246,27 +247,27 @@ class Wave:
         """The requests to admit."""
         return self.requests if self.piece is None else [*self.requests, self.piece]
 
-    def add(self, one: RunningRequest, in_pieces: bool) -> None:
+    def add(self, req: RunningRequest, in_pieces: bool) -> None:
         """Add a request whose prefix was matched. `in_pieces`: others would wait for a long prompt."""
-        length = one.prefix_match.length
-        num_tokens = len(one.ids) - 1 - length
+        length = req.prefix_match.length
+        num_tokens = len(req.ids) - 1 - length
         is_long = in_pieces and num_tokens > self.piece_tokens
-        following = one.hashes[length // BLOCK_TOKENS : length // BLOCK_TOKENS + 1]
+        following = req.hashes[length // BLOCK_TOKENS : length // BLOCK_TOKENS + 1]
         if following and following[0] in self._computing:
             self._computing[following[0]].awaited = True
-            self.postponed.append(one)
+            self.postponed.append(req)
         elif is_long and self.piece is not None:
-            self.postponed.append(one)
+            self.postponed.append(req)
         elif is_long:
-            self.piece, one.piece_end = one, length + self.piece_tokens
-            blocks = slice(length // BLOCK_TOKENS, one.piece_end // BLOCK_TOKENS)
-            self._computing.update(dict.fromkeys(one.hashes[blocks], one))
+            self.piece, req.piece_end = req, length + self.piece_tokens
+            blocks = slice(length // BLOCK_TOKENS, req.piece_end // BLOCK_TOKENS)
+            self._computing.update(dict.fromkeys(req.hashes[blocks], req))
             self.budget -= self.piece_tokens
         else:
-            one.piece_end = None
-            self._computing.update(dict.fromkeys(following, one))
+            req.piece_end = None
+            self._computing.update(dict.fromkeys(following, req))
             self.budget -= num_tokens
-            self.requests.append(one)
+            self.requests.append(req)
 
 
 @dataclass(eq=False)
@@ -325,20 +326,20 @@ def _set_results(results: Sequence[tuple[RunningRequest | AdapterChange, Result]
 
 def notify_all(streamed: Sequence[tuple[RunningRequest, list[SampledToken]]]) -> None:
     """Pass new tokens to the listeners of their requests, waking each event loop once."""
-    for loop in dict.fromkeys(one.loop for one, _ in streamed):
+    for loop in dict.fromkeys(req.loop for req, _ in streamed):
         with contextlib.suppress(RuntimeError):  # nobody listens on a loop that is closed
             loop.call_soon_threadsafe(_call_listeners, [item for item in streamed if item[0].loop is loop])
 
 
 def _call_listeners(streamed: Sequence[tuple[RunningRequest, list[SampledToken]]]) -> None:
-    for one, tokens in streamed:
-        if one.request.on_tokens is not None and not one.future.cancelled():
-            one.request.on_tokens(tokens)
+    for req, tokens in streamed:
+        if req.request.on_tokens is not None and not req.future.cancelled():
+            req.request.on_tokens(tokens)
 
 
 def notify_queued(requests: Sequence[RunningRequest], is_queued: bool) -> None:
     """Tell the callers of requests whether these are in the queue from here on, waking each event loop once."""
-    waits = [(one.loop, one.wait) for one in requests if one.wait is not None]
+    waits = [(req.loop, req.wait) for req in requests if req.wait is not None]
     for loop in dict.fromkeys(loop for loop, _ in waits):
         with contextlib.suppress(RuntimeError):  # nobody waits on a loop that is closed
             loop.call_soon_threadsafe(_set_queued, [wait for own, wait in waits if own is loop], is_queued)
@@ -361,24 +362,24 @@ class UnansweredRequests:
     def __init__(self) -> None:
         self._requests: set[RunningRequest] = set()
 
-    async def answer(self, one: RunningRequest, send: Callable[[RunningRequest], None]) -> Generation:
+    async def answer(self, req: RunningRequest, send: Callable[[RunningRequest], None]) -> Generation:
         """Put a request into the queue and wait for its reply."""
-        if one.wait is None:
-            send(one)
-            return await one.future
-        one.wait.set_queued(True)
-        self._requests.add(one)
+        if req.wait is None:
+            send(req)
+            return await req.future
+        req.wait.set_queued(True)
+        self._requests.add(req)
         try:
-            send(one)
-            return await one.future
+            send(req)
+            return await req.future
         except asyncio.CancelledError:
             # Perhaps its time ran out because the engine's thread hangs. Those in the queue must not wait for ever
             # then: their time counts from here on.
             notify_queued(list(self._requests), False)
             raise
         finally:
-            self._requests.discard(one)
-            one.wait.end()
+            self._requests.discard(req)
+            req.wait.end()
 
 
 class SlotState:
@@ -516,19 +517,19 @@ def runner_for(device: torch.device) -> RunnerFactory:
 
 def any_constrained(running: Sequence[RunningRequest]) -> bool:
     """Whether the reply of any request must have a response format."""
-    return any(one.matcher is not None for one in running)
+    return any(req.matcher is not None for req in running)
 
 
 def any_filtered(running: Sequence[RunningRequest]) -> bool:
     """Whether any request samples among its most likely tokens only (top-k, top-p, min-p)."""
-    return any(one.is_filtered for one in running)
+    return any(req.is_filtered for req in running)
 
 
 def any_top_logprobs(running: Sequence[RunningRequest]) -> bool:
     """Whether any request asks for the most likely tokens."""
-    return any(one.request.top_logprobs > 0 for one in running)
+    return any(req.request.top_logprobs > 0 for req in running)
 
 
 def any_adapter(running: Sequence[RunningRequest]) -> bool:
     """Whether any request is answered by an adapter."""
-    return any(one.adapter is not None for one in running)
+    return any(req.adapter is not None for req in running)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from practicum.engines.base import TopLogprobs
+from practicum.engines.base import Sampling, TopLogprobs
 from practicum.models.decoder import token_logprobs
 from practicum.utils.splitmix64 import GOLDEN_GAMMA, MIX_1, MIX_2
 
@@ -60,6 +60,11 @@ def top_logprobs_of(count: int, logits: Tensor, temperature: Tensor) -> tuple[Te
     scaled = logits.float() / torch.where(temperature <= 0, 1.0, temperature)[:, None]
     values, ids = scaled.log_softmax(-1).topk(count, dim=-1)
     return values, ids
+
+
+def is_filtered(sampling: Sampling) -> bool:
+    """Whether less than the whole distribution is sampled from."""
+    return sampling.top_k > 0 or sampling.top_p < 1 or sampling.min_p > 0
 
 
 def filtered_logits(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

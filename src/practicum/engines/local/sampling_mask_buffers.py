@@ -31,7 +31,7 @@ class KeptBuffers(HostCopies):
 
 def append_kept(running: Sequence[RunningRequest], masks: Tensor) -> None:
     """Append the ids of masks [slots, steps, words] to the requests that record them; row i is that of request i."""
-    rows = [row for row, one in enumerate(running) if one.records_kept and not one.finished]
+    rows = [row for row, req in enumerate(running) if req.records_kept and not req.finished]
     if not rows:
         return
     chosen = masks[rows].numpy()

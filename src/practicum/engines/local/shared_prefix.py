@@ -73,7 +73,7 @@ class SharedPrefixGroups:
 def shared_prefix_groups(running: Sequence[RunningRequest], group_size: int, key_block: int) -> list[SharedPrefixGroup]:
     """Group each request with those that it shares the most blocks of `key_block` ids with, at most `group_size`."""
     hashes_per_block = key_block // BLOCK_TOKENS
-    block_ends = [one.hashes[hashes_per_block - 1 :: hashes_per_block] for one in running]
+    block_ends = [req.hashes[hashes_per_block - 1 :: hashes_per_block] for req in running]
     counts = Counter(chain.from_iterable(block_ends))
     by_prefix: dict[tuple[int, int], list[int]] = {}
     for index, hashes in enumerate(block_ends):

@@ -51,9 +51,9 @@ class BatchMasks:
     def _restrict(self, running: Sequence[RunningRequest]) -> list[tuple[GrammarMatcher, int]]:
         """The matchers whose masks are to be computed, with their rows; the other rows allow every token."""
         matchers = [
-            (one.matcher, row)
-            for row, one in enumerate(running)
-            if one.matcher is not None and not one.finished and not one.matcher.finished
+            (req.matcher, row)
+            for row, req in enumerate(running)
+            if req.matcher is not None and not req.finished and not req.matcher.finished
         ]
         rows = {row for _, row in matchers}
         for row in self._restricted - rows:
@@ -70,8 +70,8 @@ class BatchMasks:
 
     def append(self, running: Sequence[RunningRequest], ids: Sequence[int]) -> None:
         """Let the matchers of a batch follow the tokens that were sampled; they are consumed by the next `start`."""
-        for one, token in zip(running, ids, strict=False):
-            matcher = one.matcher
+        for req, token in zip(running, ids, strict=False):
+            matcher = req.matcher
             if matcher is None or matcher.finished:
                 continue
             if token in self.grammars.end_ids or matcher.error:
@@ -82,7 +82,7 @@ class BatchMasks:
 
 def batch_masks(running: Sequence[RunningRequest], num_rows: int, pin_memory: bool = False) -> BatchMasks | None:
     """Masks for the batches of an engine, once one of its requests needs them."""
-    grammars = next((one.matcher.grammars for one in running if one.matcher is not None), None)
+    grammars = next((req.matcher.grammars for req in running if req.matcher is not None), None)
     return None if grammars is None else BatchMasks(grammars, num_rows, pin_memory)
 
 

@@ -32,7 +32,7 @@ class TopLogprobBuffers(HostCopies):
 
 def append_top_logprobs(running: Sequence[RunningRequest], top: Tensor) -> None:
     """Append what a call reports [slots, steps, count, 2] to the requests that asked; row i is that of request i."""
-    for row, one in enumerate(running):
-        if one.request.top_logprobs and not one.finished:
-            for step in top[row, :, : one.request.top_logprobs].tolist():
-                one.top_logprobs.append(tuple((int(token), value) for token, value in step if value > -torch.inf))
+    for row, req in enumerate(running):
+        if req.request.top_logprobs and not req.finished:
+            for step in top[row, :, : req.request.top_logprobs].tolist():
+                req.top_logprobs.append(tuple((int(token), value) for token, value in step if value > -torch.inf))

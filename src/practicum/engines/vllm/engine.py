@@ -28,6 +28,7 @@ from practicum.config.fields import default_of
 from practicum.engines.base import Generation, Request, Sampling, Weights
 from practicum.engines.canary import PROMPTS, REPLY_TOKENS, Canary, CanaryReport, Probe, ProbeLogprobs
 from practicum.engines.local.runner import STOP_WINDOW
+from practicum.engines.local.sampling import is_filtered
 from practicum.engines.vllm.client import VLLMClient
 from practicum.engines.vllm.protocol import PendingCall, cut_reply
 from practicum.engines.vllm.server import KEY, ServerSettings
@@ -105,7 +106,7 @@ class VLLMEngine:
             raise UserError(f"Stop strings may have at most {STOP_WINDOW} characters.")
         if request.response_format is not None:
             raise UserError("The vllm engine has no response formats; use actor_rollout_ref.rollout.name=local.")
-        if not self.logprobs_are_processed and (sampling.temperature not in (0.0, 1.0) or sampling.is_filtered):
+        if not self.logprobs_are_processed and (sampling.temperature not in (0.0, 1.0) or is_filtered(sampling)):
             raise UserError(
                 f"The server at {self.client.url} gives log-probs of another distribution than it samples from; "
                 "start it with --logprobs-mode processed_logprobs, or sample at temperature 1 without top_k and top_p."
@@ -232,15 +233,15 @@ class VLLMEngine:
 
     def _restore(self) -> None:
         """Load the current weights into a server that was started again."""
-        lost = self._policy
-        if lost is None:
+        previous = self._policy
+        if previous is None:
             raise EngineError("the engine was closed")
-        policy = replace(lost, name=self.client.model_name, salt=secrets.token_hex(8))
-        if lost.is_adapter:
-            policy = replace(policy, name=_fresh_name(lost.version))
+        policy = replace(previous, name=self.client.model_name, salt=secrets.token_hex(8))
+        if previous.is_adapter:
+            policy = replace(policy, name=_fresh_name(previous.version))
             self.client.load_adapter(policy.name, policy.folder)
         if not self.canary.has_accepted_weights(self._score_probes(policy, self.canary.probes)):
-            raise UserError(f"Version {lost.version} did not reach the vLLM server that was started again.")
+            raise UserError(f"Version {previous.version} did not reach the vLLM server that was started again.")
         self._policy = policy
 
     # -- the canary -------------------------------------------------------------------------

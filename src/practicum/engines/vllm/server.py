@@ -48,7 +48,8 @@ LOG_TAIL_BYTES = 20_000
 class ServerSettings:
     """How to start a server. `python` is the interpreter of an environment that has vLLM; None: this one.
 
-    `folder` is for its log. `port` 0 takes a free one. `start_timeout` and `crash_window` are in seconds.
+    `folder` is for its log. `port` 0 takes a free one. `start_timeout` and `crash_window` are in seconds. `gpus` are
+    those that it sees (as in CUDA_VISIBLE_DEVICES), None: those of this process.
     """
 
     folder: Path
@@ -62,6 +63,7 @@ class ServerSettings:
     extra_args: tuple[str, ...] = ()
     start_timeout: float = default_of(VLLMConfig, "start_timeout")
     crash_window: float = 900.0
+    gpus: str | None = None
 
 
 def find_python(python: str | None) -> str:
@@ -236,6 +238,8 @@ class VLLMServer:
         variables["VLLM_API_KEY"] = self.key  # not on the command line, which every process list shows
         variables |= {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "PYTHONUNBUFFERED": "1"}
         variables["VLLM_ALLOW_RUNTIME_LORA_UPDATING" if self.lora_rank is not None else "VLLM_SERVER_DEV_MODE"] = "1"
+        if self.settings.gpus is not None:
+            variables["CUDA_VISIBLE_DEVICES"] = self.settings.gpus
         if Path(self.model).is_dir():
             variables["HF_HUB_OFFLINE"] = "1"  # everything is in the folder
         return variables

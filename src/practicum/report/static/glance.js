@@ -35,15 +35,15 @@ function toolsGlance(cohort, rows) {
   const text = (list) => {
     const totals = new Map();
     for (const {name, calls, errors} of toolsOf(list)) { const [a, b] = totals.get(name) || [0, 0]; totals.set(name, [a + calls, b + errors]); }
-    const failing = [...totals].filter(([, [, errors]]) => errors).sort(([, a], [, b]) => b[1] - a[1]), calls = [...totals.values()].reduce((sum, [one]) => sum + one, 0);
+    const failing = [...totals].filter(([, [, errors]]) => errors).sort(([, a], [, b]) => b[1] - a[1]), calls = [...totals.values()].reduce((sum, [num]) => sum + num, 0);
     // The most frequent error of the tool that errs most often.
-    const told = (name) => { const worst = toolErrorsOf(list).find((one) => one.name === name); return worst ? `, most often ‘${worst.text}’ (${worst.calls.toLocaleString('en')})` : ''; };
-    const shown = failing.slice(0, 3).map(([name, [of, errors]], place) => `${name} ${errors.toLocaleString('en')} of ${plural(of, 'call')} (${percent(errors / of)})${place ? '' : told(name)}`).join('; ');
+    const mostFrequent = (name) => { const worst = toolErrorsOf(list).find((error) => error.name === name); return worst ? `, most often ‘${worst.text}’ (${worst.calls.toLocaleString('en')})` : ''; };
+    const shown = failing.slice(0, 3).map(([name, [of, errors]], index) => `${name} ${errors.toLocaleString('en')} of ${plural(of, 'call')} (${percent(errors / of)})${index ? '' : mostFrequent(name)}`).join('; ');
     return {calls, failing: failing.length, text: failing.length ? shown + (failing.length > 3 ? ` and ${plural(failing.length - 3, 'further tool')}` : '') : `no error in ${plural(calls, 'call')}`};
   };
   const own = text(rows), all = cohort ? text(allRows()) : own;
   if (!all.calls) return null;
-  const more = cohort && !own.failing && all.failing ? `; in all parts ${all.text}` : '';
+  const more = cohort && !own.failing && all.failing ? `; over all stages: ${all.text}` : '';
   return ['failures', 'Tool errors', brief((own.calls ? own.text : 'no tool was called') + more), ofStage(cohort)];
 }
 

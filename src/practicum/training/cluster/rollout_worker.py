@@ -99,11 +99,11 @@ class RolloutWorker:
             self.failure = str(error)
 
     def _build(self, config: TrainConfig, folder: Path) -> None:
-        on = resolve_device(config)
+        placement = resolve_device(config)
         components = build.build_components(config)
         build.check_components(config, components)
         components.resources.check()
-        self.policy = build.build_policy(config, folder, on, None)
+        self.policy = build.build_policy(config, folder, placement, None)
         self.agents = agents_of(config, components, tuple(self.policy.role_engines))
         if components.environment.model_names():
             models = asked_models(self.policy, components.environment, self.agents["train"], config)
@@ -112,8 +112,8 @@ class RolloutWorker:
 
     async def describe(self) -> dict[str, Any]:
         """Where this worker is, and whether it has understood the configuration as the learner has."""
-        own = {"host": socket.gethostname(), "pid": os.getpid(), "version": __version__, "failure": self.failure}
-        return own if self.failure is not None else {**own, "agents": agent_hashes(self.agents)}
+        facts = {"host": socket.gethostname(), "pid": os.getpid(), "version": __version__, "failure": self.failure}
+        return facts if self.failure is not None else {**facts, "agents": agent_hashes(self.agents)}
 
     async def update_weights(self, message: Any, versions: Sequence[int]) -> str | None:
         """Load a message of weights; `versions` are those of the models. Returns why it is refused, or None.

@@ -61,16 +61,16 @@ def encode(tensors: Mapping[str, Tensor], version: int, base: tuple[int, Mapping
     return safetensors.torch.save(parts, metadata)
 
 
-def _changes(before: Tensor, now: Tensor) -> tuple[Tensor, Tensor] | None:
+def _changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor] | None:
     """Return positions and values of the elements that differ to the bit; None where the whole tensor is smaller."""
-    integers = {2: torch.int16, 4: torch.int32}.get(now.element_size())
-    if integers is None or now.dim() == 0:
+    integers = {2: torch.int16, 4: torch.int32}.get(after.element_size())
+    if integers is None or after.dim() == 0:
         return None
-    flat = now.view(-1)
+    flat = after.view(-1)
     changed = torch.nonzero(flat.view(integers) != before.view(-1).view(integers)).view(-1)
     positions = changed.to(torch.int32) if flat.numel() < 2**31 else changed
-    size = len(changed) * (positions.element_size() + now.element_size())
-    if size >= MAX_DELTA_SHARE * flat.numel() * now.element_size():
+    size = len(changed) * (positions.element_size() + after.element_size())
+    if size >= MAX_DELTA_SHARE * flat.numel() * after.element_size():
         return None
     return positions, flat[changed]
 

@@ -116,7 +116,7 @@ class RolloutWorkerPool:
         if request.updates_weights:
             await self.update_weights(policy)
         await self._wait_for_workers(policy, self.min_workers)
-        name = next(name for name, known in self._agents.items() if known == request.agent)
+        name = next(name for name, agent in self._agents.items() if agent == request.agent)
         worker_of = assign(planned, sorted(self.workers))
         runs: Counter[int] = Counter()
 
@@ -261,7 +261,7 @@ class RolloutWorkerPool:
         """Start the workers that are missing, and wait until `count` are ready."""
         if self._refused:
             machines = self._machines()
-            self._refused = {index: known for index, known in self._refused.items() if known == machines}
+            self._refused = {index: tried_on for index, tried_on in self._refused.items() if tried_on == machines}
         while True:
             for index in range(self.num_workers):
                 if index not in self.workers and index not in self._joining and index not in self._refused:
@@ -316,15 +316,17 @@ class RolloutWorkerPool:
     async def _check(self, worker: WorkerHandle) -> None:
         """Raise UserError where a new worker has another version of the package or cannot build what it needs."""
         described = await self._answer(worker.actor.describe.remote(), None)  # Ray may have no place for it yet
-        where = f"Rollout worker {worker.index} on {described['host']}"
+        worker_name = f"Rollout worker {worker.index} on {described['host']}"
         if described["version"] != __version__:
-            raise UserError(f"{where} has Practicum {described['version']}, not {__version__}; install the same there.")
+            raise UserError(
+                f"{worker_name} has Practicum {described['version']}, not {__version__}; install the same there."
+            )
         if described["failure"] is not None:
-            raise UserError(f"{where}: {described['failure']}")
+            raise UserError(f"{worker_name}: {described['failure']}")
         if described["agents"] != agent_hashes(self._agents):
-            raise UserError(f"{where} reads the configuration otherwise; install the same packages there.")
-        place = {"host": described["host"], "pid": described["pid"]}
-        self._write("worker_started", worker=worker.index, start=worker.starts, **place)
+            raise UserError(f"{worker_name} reads the configuration otherwise; install the same packages there.")
+        location = {"host": described["host"], "pid": described["pid"]}
+        self._write("worker_started", worker=worker.index, start=worker.starts, **location)
 
     def _refuse(self, worker: WorkerHandle, reason: str) -> None:
         """Go on without a worker that cannot take part, where enough others are left."""
@@ -350,9 +352,9 @@ class RolloutWorkerPool:
             del self.workers[worker.index]
         with contextlib.suppress(Exception):
             self._ray.kill(worker.actor)
-        again = [_key(attempt) for attempt in worker.unfinished.values()]
-        self._write("worker_lost", worker=worker.index, reason=reason, run_again=again)
-        self.say(f"Rollout worker {worker.index} is lost ({reason}); {len(again)} episodes are run again.")
+        keys = [_key(attempt) for attempt in worker.unfinished.values()]
+        self._write("worker_lost", worker=worker.index, reason=reason, run_again=keys)
+        self.say(f"Rollout worker {worker.index} is lost ({reason}); {len(keys)} episodes are run again.")
         self._num_losses += was_ready
         if self._num_losses >= MAX_LOSSES * self.num_workers:
             self._failure = UserError(
@@ -400,7 +402,7 @@ def _key(attempt: Attempt) -> list[Any]:
 
 async def _all(work: Sequence[Any]) -> list[Any]:
     """Await all; the first failure cancels the others and is raised."""
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in work]
     try:
         return list(await asyncio.gather(*tasks))
     finally:
