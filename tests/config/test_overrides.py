@@ -13,7 +13,8 @@ import yaml
 from practicum.cli.main import main
 from practicum.config.docs import COMMANDS
 from practicum.config.overrides import RECIPES, REFUSED, RENAMED, SEVERAL, read_overrides, recipe_names, schema_keys
-from practicum.config.resolve import resolve_supervised, resolve_train
+from practicum.config.resolve import resolve_train
+from practicum.config.resolve_supervised import resolve_supervised
 from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError

@@ -15,8 +15,7 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from practicum.cli.main import main
-from practicum.config.launch import Launch, read_launch
-from practicum.config.resolve import resolve_train
+from practicum.config.resolve import Launch, read_launch, resolve_train
 from practicum.errors import UserError
 from practicum.training import ranks
 from tests.training.rank_runs import carry_out

@@ -127,7 +127,7 @@ def rank_prefix() -> str:
 
 def start_rank(command: str) -> None:
     """Give this process the GPU of its rank; only the first rank prints."""
-    from practicum.config.launch import read_launch, select_gpu
+    from practicum.config.resolve import read_launch, select_gpu
 
     launch = read_launch()
     if command not in ON_SEVERAL_RANKS:

@@ -40,7 +40,7 @@ def run_command(
 
     from practicum.config.overrides import quote
     from practicum.config.provenance import annotated_yaml
-    from practicum.config.resolve import resolve_supervised
+    from practicum.config.resolve_supervised import resolve_supervised
     from practicum.training.build_supervised import hardware_overrides
 
     values = [(key, getattr(args, flag)) for flag, (key, _) in command.flags.items()]

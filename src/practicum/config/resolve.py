@@ -1,19 +1,21 @@
-"""From overrides to a checked configuration: `practicum train`, `practicum sft` and `practicum dpo`.
+"""From overrides to a checked configuration of `practicum train`, and what `sft` and `dpo` share with it.
 
 Values come from the schema's defaults, the model's defaults, the recipe and the command line, in this order. A key that
 could not be honoured is an error where somebody chose it. The model's defaults (`TINY`) are for the built-in `tiny`
 models on a CPU: the schemas have those of AgentFly, Affine and HALO, for models a thousand times as large on a GPU.
 
-A launcher (`torchrun`, `accelerate launch`) says by environment variables which rank a process is (`launch`).
+A launcher (`torchrun`, `accelerate launch`) says by environment variables which rank a process is (`read_launch`).
 """
 
 from __future__ import annotations
 
 import importlib.util
 import operator
+import os
 from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -21,7 +23,6 @@ from practicum.config.actor_rollout_ref import ENGINES
 from practicum.config.async_training import check_asynchrony
 from practicum.config.dpo import DPOConfig
 from practicum.config.fields import check_fields
-from practicum.config.launch import read_launch
 from practicum.config.overrides import (
     ARGUMENT,
     ENGINE_OF_BACKEND,
@@ -50,32 +51,27 @@ READ_BY_ESTIMATORS: Mapping[str, tuple[str, ...]] = {
 """Keys that only some advantage estimators read, and which."""
 
 
-def _needs(keys: Iterable[str], other: str, value: Any = True) -> dict[str, tuple[str, Any]]:
+def keys_needing(keys: Iterable[str], other: str, value: Any = True) -> dict[str, tuple[str, Any]]:
     return dict.fromkeys(keys, (other, value))
 
 
 TRAIN_NEEDS: Mapping[str, tuple[str, Any]] = {
-    **_needs((MODEL + key for key in ("lora_alpha", "lora_dropout", "target_modules")), f"{MODEL}lora_rank"),
-    **_needs((f"{ALGORITHM}kl_ctrl.type", f"{ALGORITHM}kl_ctrl.kl_coef"), f"{ALGORITHM}use_kl_in_reward"),
-    **_needs((f"{ALGORITHM}kl_ctrl.target_kl", f"{ALGORITHM}kl_ctrl.horizon"), f"{ALGORITHM}kl_ctrl.type", "adaptive"),
-    **_needs((f"{ALGORITHM}kl_penalty",), f"{ALGORITHM}use_kl_in_reward"),
-    **_needs((f"{ACTOR}kl_loss_type", f"{ACTOR}kl_loss_coef"), f"{ACTOR}use_kl_loss"),
-    **_needs((f"{ACTOR}optim.min_lr_ratio",), f"{ACTOR}optim.warmup_style", "cosine"),
-    **_needs((f"{ALGORITHM}filter_groups.max_num_gen_batches",), f"{ALGORITHM}filter_groups.enable"),
-    **_needs((f"{ALGORITHM}group_reward.weight",), f"{ALGORITHM}group_reward.name"),
-    **_needs((f"{ALGORITHM}offline.top_percent",), f"{ALGORITHM}offline.method", "bandit"),
-    **_needs((f"data.curriculum.{key}" for key in ("field", "threshold", "window")), "data.curriculum.enable"),
-    **_needs(("trainer.log_file_max_bytes", "trainer.log_file_backups"), "trainer.log_file"),
-    **_needs(("trainer.resume_from_path",), "trainer.resume_mode", "resume_path"),
+    **keys_needing((MODEL + key for key in ("lora_alpha", "lora_dropout", "target_modules")), f"{MODEL}lora_rank"),
+    **keys_needing((f"{ALGORITHM}kl_ctrl.type", f"{ALGORITHM}kl_ctrl.kl_coef"), f"{ALGORITHM}use_kl_in_reward"),
+    **keys_needing(
+        (f"{ALGORITHM}kl_ctrl.target_kl", f"{ALGORITHM}kl_ctrl.horizon"), f"{ALGORITHM}kl_ctrl.type", "adaptive"
+    ),
+    **keys_needing((f"{ALGORITHM}kl_penalty",), f"{ALGORITHM}use_kl_in_reward"),
+    **keys_needing((f"{ACTOR}kl_loss_type", f"{ACTOR}kl_loss_coef"), f"{ACTOR}use_kl_loss"),
+    **keys_needing((f"{ACTOR}optim.min_lr_ratio",), f"{ACTOR}optim.warmup_style", "cosine"),
+    **keys_needing((f"{ALGORITHM}filter_groups.max_num_gen_batches",), f"{ALGORITHM}filter_groups.enable"),
+    **keys_needing((f"{ALGORITHM}group_reward.weight",), f"{ALGORITHM}group_reward.name"),
+    **keys_needing((f"{ALGORITHM}offline.top_percent",), f"{ALGORITHM}offline.method", "bandit"),
+    **keys_needing((f"data.curriculum.{key}" for key in ("field", "threshold", "window")), "data.curriculum.enable"),
+    **keys_needing(("trainer.log_file_max_bytes", "trainer.log_file_backups"), "trainer.log_file"),
+    **keys_needing(("trainer.resume_from_path",), "trainer.resume_mode", "resume_path"),
 }
 """Keys of `practicum train` that do nothing unless another key has a value (True: any but 0, false and null)."""
-LORA_KEYS = ("lora_r", "lora_alpha", "lora_dropout", "lora_target_modules", "use_dora", "use_rslora")
-SUPERVISED_NEEDS: Mapping[str, tuple[str, Any]] = {
-    **_needs((f"training.{key}" for key in LORA_KEYS), "training.use_lora"),
-    **_needs(("training.min_lr_ratio",), "training.scheduler_type", "cosine"),
-    **_needs(("data.include_failed", "data.include_held_out", "data.pairing", "data.roles"), "data.episodes"),
-}
-"""The same of `practicum sft`, `dpo` and the SFT stage of `practicum pipeline`."""
 
 
 def check_unused(config: TrainConfig, chosen: Set[str]) -> None:
@@ -87,12 +83,7 @@ def check_unused(config: TrainConfig, chosen: Set[str]) -> None:
                 f"{key} does nothing with algorithm.adv_estimator={estimator}: only {' and '.join(readers)} "
                 f"read{'s' if len(readers) == 1 else ''} it; leave it out."
             )
-    _check_needs(config, TRAIN_NEEDS, chosen)
-
-
-def check_unused_supervised(config: SFTConfig | DPOConfig | PipelineConfig, chosen: Set[str]) -> None:
-    """Refuse chosen keys of supervised fine-tuning that nothing would read."""
-    _check_needs(config, SUPERVISED_NEEDS, chosen)
+    check_needs(config, TRAIN_NEEDS, chosen)
 
 
 def is_changed(config: Any, key: str) -> bool:
@@ -100,7 +91,7 @@ def is_changed(config: Any, key: str) -> bool:
     return bool(_value(config, key) != _value(type(config)(), key))
 
 
-def _check_needs(config: Any, needs: Mapping[str, tuple[str, Any]], chosen: Set[str]) -> None:
+def check_needs(config: Any, needs: Mapping[str, tuple[str, Any]], chosen: Set[str]) -> None:
     for key, (other, required) in needs.items():
         if key not in chosen or not is_changed(config, key):
             continue
@@ -236,20 +227,6 @@ NOT_OFFLINE_GRPO = {
     "actor_rollout_ref.actor.tis_imp_ratio_cap": "ratios are taken against the log's own log-probs",
 }
 """Keys without a meaning where a log is trained on, and why."""
-NOT_DPO = {
-    "training.warmup_steps": "it warms up over a share of all updates, training.warmup_ratio",
-    "training.eval_steps": "all pairs are trained on, so there is nothing to evaluate on",
-    "data.val_share": "all pairs are trained on",
-    "data.group_by_task": "pairs are learned one by one",
-    "data.include_failed": "failed episodes are what the better ones are compared with",
-}
-NOT_DPO_ROWS = {
-    "data.pairing": "rows are pairs already",
-    "data.roles": "rows do not say whose replies they are",
-    "data.include_held_out": "rows do not say which split they are of",
-}
-"""Keys without a meaning for `practicum dpo`, or for its rows, and why."""
-Supervised = TypeVar("Supervised", SFTConfig, DPOConfig)
 
 
 def resolve_train(
@@ -274,48 +251,11 @@ def resolve_train(
     return resolved
 
 
-def resolve_supervised(
-    schema: type[Supervised], config: Supervised | Resolved[Supervised] | Iterable[str], recipes: Path = RECIPES
-) -> Resolved[Supervised]:
-    """The configuration of `practicum sft` or `practicum dpo`, checked key by key; a typed one is used as it is, and
-    one that is resolved already is returned."""
-    if isinstance(config, Resolved):
-        return config
-    if isinstance(config, Iterable):
-        resolved = with_model_defaults(read_overrides(schema, list(config), recipes))
-    else:
-        check_fields(config)
-        resolved = Resolved(config, dict.fromkeys(changed_keys(config), ARGUMENT))
-    if isinstance(resolved.config, DPOConfig):
-        unread = NOT_DPO | (NOT_DPO_ROWS if resolved.config.data.dataset_path is not None else {})
-        for key, reason in unread.items():
-            if key in resolved.chosen:
-                raise UserError(f"{key} means nothing to `practicum dpo`: {reason}; leave it out.")
-    check_supervised(resolved.config)
-    check_ranks(resolved.config, resolved.chosen)
-    check_unused_supervised(resolved.config, resolved.chosen)
-    return resolved
-
-
 def changed_keys(config: TrainConfig | SFTConfig | DPOConfig) -> list[str]:
     """Keys whose value is not the default of the schema."""
     tree, defaults = OmegaConf.structured(config), OmegaConf.structured(type(config))
     keys = schema_keys(type(config))
     return [key for key in keys if OmegaConf.select(tree, key) != OmegaConf.select(defaults, key)]
-
-
-def check_supervised(config: SFTConfig | DPOConfig) -> None:
-    """Refuse what cannot be trained, before anything is loaded."""
-    if config.training.fp16:
-        raise UserError("training.fp16=true needs loss scaling, which is not built; use training.bf16=true.")
-    check_strategy(config.training.strategy, "training.strategy")
-    if config.training.strategy == "fsdp2" and (config.model.load_in_8bit or config.model.load_in_4bit):
-        raise UserError("training.strategy=fsdp2 does not shard quantised weights; use ddp, or load them as they are.")
-    if config.model.adapter_path and not config.training.use_lora:
-        raise UserError(
-            "model.adapter_path goes on with an adapter, and training.use_lora=false (--full) trains all weights: "
-            "leave one of them out, or merge the adapter first (`practicum merge`)."
-        )
 
 
 def choose_engine(config: TrainConfig, chosen: Set[str]) -> None:
@@ -554,3 +494,60 @@ def check_offline(config: TrainConfig, chosen: Set[str]) -> None:
 
 
 # -- the launcher ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Launch:
+    """The place of this process among those that a launcher has started; one process is rank 0 of 1."""
+
+    rank: int = 0
+    num_ranks: int = 1
+    local_rank: int = 0
+    """Its index on this machine."""
+    ranks_per_node: int = 1
+
+    @property
+    def nnodes(self) -> int:
+        return self.num_ranks // self.ranks_per_node
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is the process that writes files and messages."""
+        return self.rank == 0
+
+
+def read_launch() -> Launch:
+    """Read the place of this process; raise UserError where the variables contradict each other."""
+    num_ranks = _number("WORLD_SIZE", 1)
+    if num_ranks == 1:
+        return Launch()
+    rank = _number("RANK", None)
+    launch = Launch(rank, num_ranks, _number("LOCAL_RANK", rank), _number("LOCAL_WORLD_SIZE", num_ranks))
+    if not (launch.rank < num_ranks and launch.local_rank < launch.ranks_per_node) or num_ranks % launch.ranks_per_node:
+        raise UserError(
+            f"The launcher's variables contradict each other (RANK={launch.rank}, WORLD_SIZE={num_ranks}, LOCAL_RANK="
+            f"{launch.local_rank}, LOCAL_WORLD_SIZE={launch.ranks_per_node}); start every machine with as many ranks."
+        )
+    return launch
+
+
+def _number(name: str, default: int | None) -> int:
+    text = os.environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not text.isdigit():
+        raise UserError(f"The launcher has set {name}='{text}', which is not a number; use torchrun.")
+    return int(text)
+
+
+SELECTED = "PRACTICUM_SELECTED_GPU"
+"""Variable that is set once CUDA_VISIBLE_DEVICES is this rank's own."""
+
+
+def select_gpu(launch: Launch) -> None:
+    """Let this process see one GPU, that of its local rank. Must run before CUDA is initialised."""
+    if launch.num_ranks == 1 or os.environ.get(SELECTED) == str(launch.local_rank):
+        return
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    own = str(launch.local_rank) if not visible else "".join(visible[launch.local_rank : launch.local_rank + 1])
+    os.environ["CUDA_VISIBLE_DEVICES"], os.environ[SELECTED] = own, str(launch.local_rank)

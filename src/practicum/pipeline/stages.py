@@ -16,13 +16,8 @@ from omegaconf import OmegaConf
 from practicum import registry
 from practicum.config.overrides import RECIPES, Resolved, read_overrides, schema_keys, to_yaml
 from practicum.config.pipeline import PipelineConfig, RLTrainingConfig
-from practicum.config.resolve import (
-    READ_BY_ESTIMATORS,
-    check_supervised,
-    check_unused_supervised,
-    resolve_train,
-    with_model_defaults,
-)
+from practicum.config.resolve import READ_BY_ESTIMATORS, resolve_train, with_model_defaults
+from practicum.config.resolve_supervised import check_supervised, check_unused_supervised
 from practicum.config.sft import SFTConfig, SupervisedDataConfig
 from practicum.config.train import TrainConfig
 from practicum.data.hub_dataset import fetch_dataset, local_path

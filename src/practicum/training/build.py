@@ -16,9 +16,8 @@ from practicum.chat.console import ConsoleEpisodeWatcher
 from practicum.chat.response_format import read_response_format
 from practicum.config import overrides
 from practicum.config.fields import default_of
-from practicum.config.launch import Launch, read_launch, select_gpu
 from practicum.config.overrides import Resolved
-from practicum.config.resolve import ranks_asked_for, resolve_train
+from practicum.config.resolve import Launch, ranks_asked_for, read_launch, resolve_train, select_gpu
 from practicum.config.train import TrainConfig, TrainerConfig
 from practicum.data.run_folder import MODEL, FolderLock, lock_for_run, resolve_model, write_atomic
 from practicum.data.task_overlap import num_shared, write_train_tasks
@@ -51,7 +50,7 @@ from practicum.training.roles import (
     check_roles,
     role_settings,
 )
-from practicum.training.rollout_engine import engine_maker, ranks_per_engine, resolve_policy
+from practicum.training.rollout_engine import engine_maker, ranks_per_engine
 from practicum.training.rollout_source import OnlineSource, RolloutSource
 from practicum.training.run import Run, RunMonitor
 from practicum.training.settings import (
@@ -63,6 +62,7 @@ from practicum.training.settings import (
     max_turns,
     reply_format,
     resolve_device,
+    resolve_policy,
     rl_settings,
     run_folder,
     run_settings,
@@ -453,7 +453,7 @@ def overlap_warnings(config: TrainConfig, environment: Environment, trained: set
 def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | None) -> TrainablePolicy:
     """The policy with its engine; `template` is the chat template where the configuration names none."""
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    limit = max_micro_batch_tokens(config, on)
+    limit, has_server = max_micro_batch_tokens(config, on), rollout.name != "local"
     loaded, base = load_model(config, on)
     policy = TrainablePolicy(
         loaded,
@@ -463,12 +463,13 @@ def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | 
         gpu_memory_utilization=rollout.gpu_memory_utilization,
         limits=MicroBatchLimits(limit, actor.ppo_micro_batch_size_per_gpu),
         logprob_limits=MicroBatchLimits(limit, rollout.log_prob_micro_batch_size_per_gpu),
-        make_engine=engine_maker(config, folder, on),
+        make_engine=engine_maker(config, folder, on) if has_server else None,
         separate_engine_weights=engine_has_weights(config),
         sharding=sharding_settings(config),
     )
     policy.concurrency = config.agent.concurrency or policy.concurrency
-    policy.ranks_per_engine = ranks_per_engine(config)
+    if has_server:
+        policy.ranks_per_engine = ranks_per_engine(config)
     if config.agent.roles:
         add_roles(policy, base, config, on, config.agent.template or template)
     for model in policy.models:

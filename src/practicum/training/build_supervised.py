@@ -13,15 +13,9 @@ import torch
 
 from practicum.config import overrides
 from practicum.config.dpo import DPOConfig, DPOTrainingConfig
-from practicum.config.launch import Launch, read_launch, select_gpu
 from practicum.config.overrides import Resolved
-from practicum.config.resolve import (
-    LORA_KEYS,
-    check_supervised,
-    is_changed,
-    ranks_asked_for,
-    resolve_supervised,
-)
+from practicum.config.resolve import Launch, is_changed, ranks_asked_for, read_launch, select_gpu
+from practicum.config.resolve_supervised import LORA_KEYS, check_supervised, resolve_supervised
 from practicum.config.sft import SFTConfig, SFTTrainingConfig
 from practicum.data.export import DPO_FIELDS, check_roles
 from practicum.data.jsonl import read_rows

@@ -22,7 +22,7 @@ from practicum.data.task_file import task_files
 from practicum.data.task_overlap import task_content
 from practicum.errors import UserError
 from practicum.models import loader, quantisation
-from practicum.training import build, build_supervised, rollout_engine
+from practicum.training import build, build_supervised
 from practicum.training.checkpoint import check_continuation
 from practicum.training.estimators import ESTIMATORS
 from practicum.training.group_reward import find_group_reward
@@ -38,6 +38,7 @@ from practicum.training.settings import (
     max_turns,
     model_name,
     resolve_device,
+    resolve_policy,
     rl_settings,
     run_folder,
     run_settings,
@@ -157,7 +158,7 @@ def check_train(config: TrainConfig) -> list[str]:
         *_missing_model("critic.model.path", config.critic.model.path),
         *sentence_of(lambda: build.check_machine(config)),
     ]
-    rollout_engine.resolve_policy(config)
+    resolve_policy(config)
     for name in sorted(TRACKERS.intersection(trainer.logger)):
         warnings += sentence_of(lambda name=name: import_package(name))  # type: ignore[misc]
     return warnings

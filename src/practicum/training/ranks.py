@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from practicum.config.launch import Launch, read_launch
+from practicum.config.resolve import Launch, read_launch
 from practicum.errors import UserError, describe_exception
 
 Item = TypeVar("Item")

@@ -9,21 +9,19 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from practicum.chat.renderer import Renderer
-from practicum.config.launch import read_launch
+from practicum.config.resolve import read_launch
 from practicum.config.train import TrainConfig
-from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.engines.base import Generation, PolicyEngine, Request, Weights
 from practicum.engines.vllm.engine import VLLMEngine, VLLMSettings
 from practicum.engines.vllm.server import ServerSettings
-from practicum.errors import EngineError, UserError
+from practicum.errors import EngineError
 from practicum.models import loader
 from practicum.models.loader import Device
 from practicum.training import ranks
-from practicum.training.settings import max_num_seqs, model_name
+from practicum.training.settings import max_num_seqs, resolve_policy
 
 
 class EngineOfAnotherRank:
@@ -42,17 +40,6 @@ class EngineOfAnotherRank:
 
     async def close(self) -> None:
         return None
-
-
-def resolve_policy(config: TrainConfig) -> ModelRef:
-    """The model to train. An adapter is trained further, whether `path` or `lora_adapter_path` names it."""
-    model, ref = config.actor_rollout_ref.model, resolve_model(model_name(config))
-    if ref.adapter is not None and (model.lora_rank or model.lora_adapter_path):
-        raise UserError(
-            f"'{ref.adapter}' is an adapter, which is trained further: leave out actor_rollout_ref.model.lora_rank and "
-            "lora_adapter_path, or merge it first (`practicum merge`)."
-        )
-    return replace(ref, adapter=model.lora_adapter_path) if model.lora_adapter_path else ref
 
 
 def ranks_per_engine(config: TrainConfig) -> int:

@@ -26,6 +26,7 @@ from practicum.config.train import (
     TrainConfig,
     TrainerConfig,
 )
+from practicum.data.run_folder import ModelRef, resolve_model
 from practicum.engines.base import Sampling
 from practicum.errors import UserError, did_you_mean
 from practicum.models import loader
@@ -319,6 +320,17 @@ def resolve_device(config: TrainConfig) -> Device:
     device = find_device(config)
     config.trainer.device, config.actor_rollout_ref.model.dtype = device.device, device.dtype_name
     return device
+
+
+def resolve_policy(config: TrainConfig) -> ModelRef:
+    """The model to train. An adapter is trained further, whether `path` or `lora_adapter_path` names it."""
+    model, ref = config.actor_rollout_ref.model, resolve_model(model_name(config))
+    if ref.adapter is not None and (model.lora_rank or model.lora_adapter_path):
+        raise UserError(
+            f"'{ref.adapter}' is an adapter, which is trained further: leave out actor_rollout_ref.model.lora_rank and "
+            "lora_adapter_path, or merge it first (`practicum merge`)."
+        )
+    return replace(ref, adapter=model.lora_adapter_path) if model.lora_adapter_path else ref
 
 
 def max_num_seqs(config: TrainConfig, on: Device) -> int:

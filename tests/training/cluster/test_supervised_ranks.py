@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from practicum.config.dpo import DPOConfig
-from practicum.config.resolve import check_ranks, resolve_supervised
+from practicum.config.resolve import check_ranks
+from practicum.config.resolve_supervised import resolve_supervised
 from practicum.config.sft import SFTConfig
 from practicum.errors import UserError
 

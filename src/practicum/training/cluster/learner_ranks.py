@@ -21,9 +21,8 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from practicum.config.launch import SELECTED
 from practicum.config.overrides import Resolved, to_yaml
-from practicum.config.resolve import rank_keys
+from practicum.config.resolve import SELECTED, rank_keys
 from practicum.config.train import TrainConfig
 from practicum.errors import UserError
 from practicum.training.build import StepCallback, TrainResult
