@@ -98,12 +98,12 @@ test-clients: $(STAMP) $(CLIENTS)/.installed
 test-vllm: $(STAMP) vllm
 	$(BIN)/python -m pytest -m vllm -s tests/engines/vllm
 
-# Every estimator from one SFT start, then every tiny recipe from its own, with intervals: more than an hour on two cores; JOBS=16 uses 16.
+# Every estimator from one SFT start, then every tiny recipe from its own, with intervals: two hours of one core; JOBS=16 uses 16.
 learn: $(STAMP)
 	$(BIN)/python benchmarks/learn.py --seed $(SEED) --jobs $(JOBS)
 	$(BIN)/python benchmarks/learn_recipes.py --seed $(SEED) --jobs $(JOBS)
 
-# Base, BC, DPO, offline and online GRPO, three seeds, with intervals: about 40 minutes on two cores; JOBS=6 uses six.
+# Base, BC, DPO, offline and online GRPO, three seeds, with intervals: 54 minutes of one core; JOBS=6 uses six.
 training-stages: $(STAMP)
 	$(BIN)/python benchmarks/training_stages.py --jobs $(JOBS)
 

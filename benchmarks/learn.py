@@ -3,9 +3,9 @@
     python benchmarks/learn.py [--only grpo,gae] [--jobs 13] [--seed 0] [--out runs/learn]
 
 One SFT model is trained as in quickstart (the best of its validations), then every entry trains from it as
-`practicum train` does and is compared with it on the same 400 test tasks, greedy, by McNemar's mid-p test. What SFT
-reaches on ten times the demonstrations is beside it. A model or entry that is finished is not trained again, so that
-entries may run in processes of their own.
+`practicum train` does and is compared with it on the same 400 test tasks, greedy, by McNemar's mid-p test. The results
+have p-values also corrected over all entries (Holm), and what SFT reaches on ten times the demonstrations. A model or
+entry that is finished is not trained again, so that entries may run in processes of their own.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.evaluation.compare import compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, read_result
+from practicum.evaluation.stats.multiple_testing import holm
 from practicum.models import loader
 from practicum.quickstart import DEMONSTRATIONS, LEVELS, Quickstart, default_plan
 from practicum.training import build
@@ -152,6 +153,8 @@ async def main() -> None:
         )
     if args.only:
         return
+    for row, p_value in zip(rows.values(), holm([row["p"] for row in rows.values()]), strict=True):
+        row["p_holm"] = p_value
     more = await evaluate_sft(args.out, args.seed, panel, 10 * DEMONSTRATIONS)
     print(f"\nSFT on ten times the demonstrations: {100 * more.success_rate:.1f} %")
     record = {"start": before.summary(), "sft_10x": more.summary(), "panel": panel.hash, "steps": args.steps,

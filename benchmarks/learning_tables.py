@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from scipy.stats import fisher_exact
+
 from practicum.data.run_folder import write_atomic
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,11 +37,27 @@ def points(row: Row) -> str:
     return f"{100 * row['difference']:+.1f} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
 
 
+def p_values(row: Row) -> list[str]:
+    """The p-value of a comparison alone, and corrected over all comparisons of its table (Holm)."""
+    return [f"{row['p']:.1g}", f"{row['p_holm']:.1g}"]
+
+
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
     yield f"| {' | '.join(heads)} |"
     yield "|---" * len(heads) + "|"
     for row in rows:
         yield f"| {' | '.join(row)} |"
+
+
+def against_more(name: str, trained: Row, more: Row) -> str:
+    """SFT on ten times the demonstrations against another policy on the same tasks, which are not paired here: the
+    results have the number of solved tasks only. Where both solve the same tasks, the test is conservative."""
+    rates = (trained["success_rate"], more["success_rate"])
+    counts = [
+        [round(rate * row["n"]), round((1 - rate) * row["n"])] for rate, row in zip(rates, (trained, more), strict=True)
+    ]
+    difference = f"{100 * (rates[1] - rates[0]):+.1f} points"
+    return f"{name}: SFT on ten times {difference}, Fisher's exact p = {fisher_exact(counts).pvalue:.2g}"
 
 
 def learn(record: Row) -> Iterator[str]:
@@ -48,9 +66,14 @@ def learn(record: Row) -> Iterator[str]:
         yield f"SFT on ten times the demonstrations {rate(record['sft_10x'])}"
     yield ""
     yield from table(
-        ["entry", "held-out success", "against the SFT model, points [95 %]", "p"],
-        [[name, percent(row["success"]), points(row), f"{row['p']:.1g}"] for name, row in record["rows"].items()],
-    )
+        ["entry", "held-out success", "against the SFT model, points [95 %]", "p", "p (Holm)", "minutes"],
+        [[name, percent(row["success"]), points(row), *p_values(row), f"{row['minutes']:.1f}"]
+         for name, row in record["rows"].items()],
+    )  # fmt: skip
+    if "sft_10x" in record:
+        yield ""
+        for name, row in record["rows"].items():
+            yield against_more(name, {"success_rate": row["success"], "n": row["n"]}, record["sft_10x"])
 
 
 def learn_recipes(record: Row) -> Iterator[str]:
@@ -85,6 +108,7 @@ def learn_recipes(record: Row) -> Iterator[str]:
                 f"{name}, ten times: {made['demonstrations']} demonstrations, best of {made['steps']} steps: "
                 f"{made['best_step']}, {made['processor_minutes']:.1f} processor min"
             )
+            yield against_more(name, row["rl"], row["sft_10x"])
 
 
 def training_stages(record: Row) -> Iterator[str]:
@@ -103,7 +127,7 @@ def training_stages(record: Row) -> Iterator[str]:
             rows.append([label, seed, *map(percent, shares[seed]), *compared(row["comparisons"][label])])
         means = [sum(pair[side] for pair in shares.values()) / len(shares) for side in (0, 1)]
         rows.append([f"**{label}**", "all", *map(percent, means), *compared(pooled)])
-    yield from table(["step", "seed", "lower", "higher", "difference, points [95 %]", "p", "verdict"], rows)
+    yield from table(["step", "seed", "lower", "higher", "difference, points [95 %]", "p", "p (Holm)", "verdict"], rows)
     yield ""
     minutes = [sum(sum(row[clock].values()) for row in seeds.values()) for clock in ("minutes", "cpu_minutes")]
     yield f"{minutes[0]:.1f} minutes in all, {minutes[1]:.1f} of processor time"
@@ -112,7 +136,7 @@ def training_stages(record: Row) -> Iterator[str]:
 
 
 def compared(row: Row) -> list[str]:
-    return [points(row), f"{row['p']:.1g}", row["verdict"]]
+    return [points(row), *p_values(row), row["verdict"]]
 
 
 def quickstart(record: Row) -> Iterator[str]:
@@ -138,6 +162,7 @@ def quickstart(record: Row) -> Iterator[str]:
             row = cases[MORE]
             rates = " ".join(f"{100 * value:.0f}" for value in row["sft_validations"])
             yield f"seed {seed}, ten times: step {row['sft_best_step']} of {row['sft_steps']}; validations {rates}"
+            yield against_more(f"seed {seed}, RL", cases["quickstart"]["rl"], row["sft"])
 
 
 def gain(row: Row | None) -> Row | None:

@@ -4,7 +4,8 @@
     python benchmarks/plan_rates.py --measure FILE.json  GRPO steps on this machine's CPU; about a minute on two cores
 
 The fit is least squares of log(estimate / measured) over the points `generation` and `decode` of
-`practicum.training.plan_points`; it prints the six rates, and the errors on every model by rates fitted without it.
+`practicum.training.plan_points`; it prints the six rates, and the errors on every model by rates fitted without it;
+then those of the present rates on figures that were measured after the fit (`gpu_vllm.json`, `gpu_versions.json`).
 
 --measure runs steps as `rl_step_cpu.py` does (rollout, advantages, loss, backward, AdamW; peak memory over that after
 the imports), each case in a process of its own, with other models, batches and lengths than the points have.
@@ -71,6 +72,39 @@ def print_fit() -> None:
         held_out = [point for point in points if point.model == model]
         values = fit([point for point in points if point.model != model])
         print(f"{model}: " + ", ".join(f"{error:+.0%}" for error in errors(held_out, values)))
+
+
+def print_later_figures() -> None:
+    """The errors on what was measured after the fit: the engine beside vLLM, and old and present code by turns."""
+    results, hardware = ROOT / "benchmarks" / "results", plan.HARDWARE["h200"]
+    print("later:")
+    for row in json.loads((results / "gpu_vllm.json").read_text())["shapes"]:
+        size = plan.MODEL_SIZES[row["shape"].lower()]
+        print_errors(row["shape"], size, hardware, [
+            (*cell["cell"], 1, cell["cell"][0] * cell["cell"][2] / cell["ours, tokens/s"]) for cell in row["cells"]
+        ])  # fmt: skip
+    cells = []
+    for name, sides in json.loads((results / "gpu_versions.json").read_text())["idle machine"].items():
+        rows, _, chains = name.partition("x")
+        seconds = statistics.mean(round_["seconds"] for round_ in sides["new"])
+        if not rows.isdigit():  # a GRPO step
+            work = plan.StepWorkload(32, 8, 200, 128, max_num_seqs=256)
+            estimate = plan.estimate(plan.MODEL_SIZES["smollm2"], hardware, work).step_seconds
+            print(f"smollm2, {name}: {estimate / seconds - 1:+.0%}")
+            continue
+        cells.append((int(rows), 200, 128, int(chains), seconds))
+    print_errors("smollm2", plan.MODEL_SIZES["smollm2"], hardware, cells)
+
+
+def print_errors(
+    name: str, size: Any, hardware: plan.Hardware, cells: Sequence[tuple[int, int, int, int, float]]
+) -> None:
+    """Print the errors of requests, tokens of a prompt, of a reply, requests per prompt, and the measured seconds."""
+    found = []
+    for rows, prompt, reply, chains, seconds in cells:
+        work = plan.StepWorkload(rows // chains, chains, prompt, reply, max_num_seqs=rows)
+        found.append(f"{plan.generation_seconds(size, hardware, work) / seconds - 1:+.0%}")
+    print(f"{name}: " + ", ".join(found))
 
 
 # -- held-out steps on a CPU ----------------------------------------------------------------
@@ -169,6 +203,7 @@ def main() -> None:
         measure(args.measure)
     else:
         print_fit()
+        print_later_figures()
 
 
 if __name__ == "__main__":

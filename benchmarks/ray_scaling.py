@@ -7,7 +7,7 @@
   float32, CPU). One rollout worker has the cores to itself while it generates, as the one process has; what is left is
   the way of the weights (540 MB per step, with checksums and canary), of the episodes, and Ray.
 * `scaling`: episodes of `tiny` in an environment that computes in Python (0.2 s of processor time each), with one
-  worker and with two; the time of the rollouts. With fewer than four idle cores it says nothing.
+  worker and with two; the time of the rollouts. Busy cores make it smaller.
 * `shared_gpu`, only where it is named: 512 episodes of three turns on a GPU (SmolLM2-135M's shape, random weights, 16
   tokens per turn), by one process and by four workers that share its GPU; the time of the rollouts.
 

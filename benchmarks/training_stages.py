@@ -5,10 +5,11 @@
 For each seed: base (`tiny-pretrained`) → BC (SFT on the quickstart's demonstrations, the best of its validations) →
 DPO on pairs mined from the BC agent's own rollouts, and offline GRPO on the same rollouts → online GRPO from BC.
 Rollouts and online GRPO are of the problems of the quickstart's RL, mostly the hardest. Every policy is evaluated on
-the same held-out tasks of all levels, greedy; neighbours are compared by McNemar's mid-p test, over the tasks of each
-seed and over those of all seeds together. The budget is the same for every seed; rates and steps after BC were chosen
-on seeds 10 and 11, where SFT was stopped early. A stage that is finished is not trained again, so that stages and
-seeds may run in processes of their own; the table is printed when all are there.
+the same held-out tasks of all levels, greedy; pairs of stages are compared by McNemar's mid-p test, over the tasks of
+each seed and over those of all seeds together, with p-values also corrected over all pairs of either kind (Holm).
+The budget is the same for every seed; rates and steps after BC were chosen on seeds 10 and 11, where SFT was stopped
+early. A stage that is finished is not trained again, so that stages and seeds may run in processes of their own; the
+table is printed when all are there.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ from practicum.data.run_folder import write_atomic
 from practicum.engines.base import Sampling
 from practicum.engines.scripted import ScriptedEngine
 from practicum.environments.math import MathEnvironment
-from practicum.evaluation.compare import compare_pair
+from practicum.evaluation.compare import Comparison, compare_pair
 from practicum.evaluation.panel import Panel
 from practicum.evaluation.result import EvalResult, read_result
 from practicum.evaluation.stats.intervals import LEVEL
+from practicum.evaluation.stats.multiple_testing import holm
 from practicum.models import loader
 from practicum.quickstart import DEMONSTRATION_LEVELS, DEMONSTRATIONS, LEVELS, MODEL, RL_LEVELS, SFT_VALIDATIONS
 from practicum.registry import make_format
@@ -58,8 +60,8 @@ ACTOR = "actor_rollout_ref.actor"
 CLOCKS = ("minutes", "cpu_minutes")
 TEN_TIMES = "BC on ten times the demonstrations"
 STEPS = (
-    ("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("DPO", "online GRPO"), ("offline GRPO", "online GRPO"),
-    ("online GRPO", TEN_TIMES),
+    ("base", "BC"), ("BC", "DPO"), ("BC", "offline GRPO"), ("BC", "online GRPO"), ("DPO", "online GRPO"),
+    ("offline GRPO", "online GRPO"), ("online GRPO", TEN_TIMES),
 )  # fmt: skip
 """Earlier and later policy of each comparison."""
 STAGES = ("imitation", "ten_times", "rollouts", "preference", "offline", "online")
@@ -280,22 +282,45 @@ def pooled(results: Mapping[int, EvalResult]) -> EvalResult:
     )
 
 
-def row(label: str, seed: str, lower: EvalResult, higher: EvalResult) -> str:
-    comparison = compare_pair(lower, higher)
+def compare_steps(results_by_seed: Mapping[int, Mapping[str, EvalResult]]) -> dict[str, dict[str, Comparison]]:
+    """The comparisons of every step, by seed and over `all` seeds.
+
+    P-values are corrected (Holm) over the steps of all seeds, and those over all seeds over the steps.
+    """
+    single = {
+        (a, b, str(seed)): compare_pair(stages[a], stages[b])
+        for a, b in STEPS
+        for seed, stages in results_by_seed.items()
+    }
+    together = {
+        (a, b, "all"): compare_pair(
+            *(pooled({seed: stages[name] for seed, stages in results_by_seed.items()}) for name in (a, b))
+        )
+        for a, b in STEPS
+    }
+    comparisons: dict[str, dict[str, Comparison]] = {f"{a} → {b}": {} for a, b in STEPS}
+    for family in (single, together):
+        corrected = holm([pair.p_corrected for pair in family.values()])
+        for ((a, b, seed), pair), p_value in zip(family.items(), corrected, strict=True):
+            comparisons[f"{a} → {b}"][seed] = replace(pair, p_corrected=p_value, num_comparisons=len(family))
+    return comparisons
+
+
+def row(label: str, seed: str, comparison: Comparison) -> str:
     gain = comparison.success
     return (
-        f"| {label} | {seed} | {100 * lower.success_rate:.1f} % | "
-        f"{100 * higher.success_rate:.1f} % | {100 * gain.difference:+.1f} "
+        f"| {label} | {seed} | {100 * comparison.baseline.success_rate:.1f} % | "
+        f"{100 * comparison.trained.success_rate:.1f} % | {100 * gain.difference:+.1f} "
         f"[{100 * gain.interval.low:.1f}, {100 * gain.interval.high:.1f}] | {gain.p_value:.1g} | "
-        f"{comparison.conclusion} |"
+        f"{comparison.p_corrected:.1g} | {comparison.conclusion} |"
     )
 
 
-def comparison_record(lower: EvalResult, higher: EvalResult) -> dict[str, Any]:
-    comparison = compare_pair(lower, higher)
+def comparison_record(comparison: Comparison) -> dict[str, Any]:
     gain = comparison.success
     return {"difference": gain.difference, "low": gain.interval.low, "high": gain.interval.high, "p": gain.p_value,
-            "n": gain.num_tasks, "verdict": comparison.conclusion}  # fmt: skip
+            "p_holm": comparison.p_corrected, "num_comparisons": comparison.num_comparisons, "n": gain.num_tasks,
+            "verdict": comparison.conclusion}  # fmt: skip
 
 
 def table(results_by_seed: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[str]:
@@ -310,25 +335,22 @@ def table(results_by_seed: Mapping[int, Mapping[str, EvalResult]]) -> Iterator[s
         )
         yield f"| {name} | " + " | ".join(cells) + " |"
     yield ""
-    yield "| step | seed | lower | higher | difference, points [95 %] | p | verdict |"
-    yield "|---|---|---|---|---|---|---|"
-    for a, b in STEPS:
-        for seed, stages in results_by_seed.items():
-            yield row(f"{a} → {b}", str(seed), stages[a], stages[b])
-        yield row(
-            f"**{a} → {b}**",
-            "all",
-            *(pooled({seed: results_by_seed[seed][name] for seed in results_by_seed}) for name in (a, b)),
-        )
+    yield "| step | seed | lower | higher | difference, points [95 %] | p | p (Holm) | verdict |"
+    yield "|---|---|---|---|---|---|---|---|"
+    for label, by_seed in compare_steps(results_by_seed).items():
+        for seed, comparison in by_seed.items():
+            yield row(f"**{label}**" if seed == "all" else label, seed, comparison)
 
 
-def seed_record(comparison: StageComparison, results: Mapping[str, EvalResult]) -> dict[str, Any]:
-    stages = comparison.records()
+def seed_record(
+    comparison: StageComparison, results: Mapping[str, EvalResult], steps: Mapping[str, Mapping[str, Comparison]]
+) -> dict[str, Any]:
+    stages, seed = comparison.records(), str(comparison.seed)
     figures = {name: value for stage in stages.values() for name, value in stage["figures"].items()}
     return {
         "panel": comparison.panel.hash,
         "policies": {name: result.summary() for name, result in results.items()},
-        "comparisons": {f"{a} → {b}": comparison_record(results[a], results[b]) for a, b in STEPS},
+        "comparisons": {label: comparison_record(by_seed[seed]) for label, by_seed in steps.items()},
         "minutes": {name: stage["minutes"] for name, stage in stages.items()},
         "cpu_minutes": {name: stage["cpu_minutes"] for name, stage in stages.items()},
         **figures,
@@ -365,16 +387,14 @@ async def main() -> None:
     if any(set(comparison.records()) != set(STAGES) for comparison in comparisons.values()):
         print("Not all stages are finished; the table comes when they are.")
         return
+    steps = compare_steps(results_by_seed)
     record = {
         "budget": asdict(BUDGET),
         "held_out": HELD_OUT,
-        "seeds": {seed: seed_record(comparison, results_by_seed[seed]) for seed, comparison in comparisons.items()},
-        "pooled": {
-            f"{a} → {b}": comparison_record(
-                *(pooled({s: results_by_seed[s][name] for s in results_by_seed}) for name in (a, b))
-            )
-            for a, b in STEPS
+        "seeds": {
+            seed: seed_record(comparison, results_by_seed[seed], steps) for seed, comparison in comparisons.items()
         },
+        "pooled": {label: comparison_record(by_seed["all"]) for label, by_seed in steps.items()},
     }
     write_atomic(args.results, (json.dumps(record, indent=1) + "\n").encode())
     print()

@@ -179,7 +179,7 @@ def test_tables_are_those_of_the_results_and_more_demonstrations_are_added_to_th
     benchmarks: dict[str, ModuleType], tmp_path: Path
 ) -> None:
     tables = benchmarks["learning_tables"]
-    result = {"success_rate": 0.5, "low": 0.25, "high": 0.75}
+    result = {"success_rate": 0.5, "low": 0.25, "high": 0.75, "n": 10}
     run = dict.fromkeys(("base", "sft", "rl"), result) | {
         "success_by_level": {name: {"1": 1.0, "2": 0.25} for name in ("base", "sft", "rl")},
         "difference": 0.1, "difference_low": 0.05, "difference_high": 0.15,
@@ -188,13 +188,16 @@ def test_tables_are_those_of_the_results_and_more_demonstrations_are_added_to_th
     more = tmp_path / "seed-8" / "more"
     more.mkdir(parents=True)
     found = run | {"sft_best_step": 20, "sft_steps": 30, "sft_validations": [0.5, 0.9],
-                   "sft": {"success_rate": 0.9, "low": 0.8, "high": 0.95}}  # fmt: skip
+                   "sft": {"success_rate": 0.9, "low": 0.8, "high": 0.95, "n": 10}}  # fmt: skip
     (more / "summary.json").write_text(json.dumps(found))
     assert tables.add_more(record, tmp_path) == ["8"]
     lines = list(tables.quickstart(record))
     assert "| RL − SFT, points | +10.0 [5.0, 15.0] | +10.0 [5.0, 15.0] |" in lines
     assert "| SFT on ten times the demonstrations |  | 90.0 % [80.0, 95.0] |" in lines
-    assert lines[-1] == "seed 8, ten times: step 20 of 30; validations 50 90"
+    assert lines[-2:] == [
+        "seed 8, ten times: step 20 of 30; validations 50 90",
+        "seed 8, RL: SFT on ten times +40.0 points, Fisher's exact p = 0.14",
+    ]
     for name, lines_of in tables.TABLES.items():
         assert any(
             line.startswith("|---|") for line in lines_of(json.loads((tables.RESULTS / f"{name}.json").read_text()))

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -235,10 +236,7 @@ def test_every_shipped_recipe_resolves() -> None:
 
 @pytest.mark.parametrize("command", [MATH_COMMAND, SEARCH_COMMAND, CODE_COMMAND], ids=["math", "search", "code"])
 def test_the_papers_commands_resolve(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    if command is not MATH_COMMAND:  # their GPUs
-        assert main(["train", "--dry-run", *command]) == 2
-        assert "rollout.name=vllm does not go with" in capsys.readouterr().err
-        command = [*command, "trainer.n_gpus_per_node=1"]
+    """As they are written, for 1, 8 and 4 GPUs."""
     assert main(["train", "--dry-run", *command]) == 0
     shown = capsys.readouterr().out
     assert f"model: {QWEN}" in shown
@@ -439,6 +437,21 @@ def test_a_dry_run_reads_the_task_files_that_are_there(tmp_path: Path, capsys: p
                "agent.reward_name=math_reward", "trainer.val_before_train=false"]  # fmt: skip
     assert main(command) == 2
     assert "lacks 'question'" in capsys.readouterr().err
+
+
+def test_a_dry_run_warns_of_validation_tasks_that_are_training_tasks(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the run itself said so, after the model was loaded."""
+    rows = [{"question": f"What is {n} + {n}?", "answer": str(2 * n)} for n in range(6)]
+    (tmp_path / "train.json").write_text(json.dumps(rows))
+    (tmp_path / "val.json").write_text(json.dumps([{**rows[0], "id": "v0"}, {"question": "1 + 2?", "answer": "3"}]))
+    command = ["train", "--dry-run", "agent.environment=math", "trainer.total_epochs=1", "data.val_batch_size=2",
+               f"data.train_files={tmp_path}/train.json", "data.train_batch_size=2"]  # fmt: skip
+    assert main([*command, f"data.val_files={tmp_path}/val.json"]) == 0
+    assert "warning: 1 of 2 validation tasks are training tasks too" in capsys.readouterr().err
+    assert main([*command, f"data.val_files={tmp_path}/missing.json"]) == 0
+    assert "training tasks too" not in capsys.readouterr().err
 
 
 def test_a_typed_configuration_of_a_log_has_the_estimator_of_logs() -> None:

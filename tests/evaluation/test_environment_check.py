@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +17,7 @@ from practicum.cli.main import main
 from practicum.errors import UserError
 from practicum.evaluation import environment_check
 from practicum.evaluation.answer_check import AnswerCheck, wrong_text
-from practicum.evaluation.environment_check import CheckResult
+from practicum.evaluation.environment_check import CheckResult, TimedAwait
 from practicum.registry import ENVIRONMENTS
 from practicum.utils.memory import descendants, tree_resident_megabytes
 
@@ -237,6 +239,37 @@ def test_a_blocking_step_is_found_and_one_in_a_thread_is_not(tmp_path: Path, mon
     result = check_own(tmp_path / "thread", monkeypatch, slow, ("async def step", "def step"))
     assert isinstance(result, CheckResult)
     assert not any("blocks" in text for text in result.faults)
+
+
+@pytest.mark.skipif(not environment_check.SCHEDULER_TIMES.exists(), reason="needs Linux's schedstat")
+def test_time_in_which_other_processes_have_the_core_does_not_block() -> None:
+    """A call of 0.1 s was measured as 0.75 s here, and more than 0.25 s is a fault of the environment."""
+
+    async def work() -> None:
+        until = time.thread_time() + 0.05
+        while time.thread_time() < until:
+            pass
+        time.sleep(0.05)
+
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})  # the processes begun below inherit it
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(6)]
+    try:
+        time.sleep(0.5)
+        call, started = TimedAwait(work()), time.perf_counter()
+        asyncio.run(wait_for(call))
+        seconds = time.perf_counter() - started
+    finally:
+        os.sched_setaffinity(0, allowed)
+        for process in busy:
+            process.kill()
+            process.wait()
+    assert seconds > 0.2
+    assert 0.1 <= call.longest < 0.17
+
+
+async def wait_for(call: TimedAwait) -> None:
+    await call
 
 
 def test_without_an_expert_the_answers_of_the_tasks_are_played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

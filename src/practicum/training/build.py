@@ -352,7 +352,8 @@ def _build_run(
     run.resume()
     record_version(folder, run.state.step)
     if config.data.train_files:
-        report_overlap(config, components, write_train_tasks(folder, tasks), say)
+        for warning in overlap_warnings(config, components.environment, write_train_tasks(folder, tasks)):
+            say(f"Warning: {warning}")
     return run
 
 
@@ -438,19 +439,15 @@ def _loggers(config: TrainConfig, folder: Path, log_file: LogFile | None, resume
     return loggers if log_file is None else [*loggers, log_file]
 
 
-def report_overlap(
-    config: TrainConfig, components: RunComponents, trained: set[str], say: Callable[[str], None]
-) -> None:
-    """Say how many of the validation tasks are training tasks too."""
-    if not validates(config):
-        return
-    tasks = components.environment.tasks("val", config.data.val_batch_size)
+def overlap_warnings(config: TrainConfig, environment: Environment, trained: set[str]) -> list[str]:
+    """A sentence with the number of validation tasks that are training tasks too, if there are any."""
+    tasks = environment.tasks("val", config.data.val_batch_size) if validates(config) else ()
     count = num_shared(tasks, trained)
-    if count:
-        say(
-            f"Warning: {count} of {len(tasks)} validation tasks are training tasks too (data.train_files, "
-            "data.val_files): validation is not held out, and the best model by it may be one that memorised."
-        )
+    sentence = (
+        f"{count} of {len(tasks)} validation tasks are training tasks too (data.train_files, data.val_files): "
+        "validation is not held out, and the best model by it may be one that memorised."
+    )
+    return [sentence] if count else []
 
 
 def build_policy(config: TrainConfig, folder: Path, on: Device, template: str | None) -> TrainablePolicy:

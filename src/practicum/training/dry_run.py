@@ -1,7 +1,8 @@
 """What `--dry-run` prints and checks: everything that a run would refuse, as far as it can be known without running it.
 
 What is wrong raises UserError. What is only not on this machine (a model, a data file, a GPU, a tracker's package) is
-returned as a sentence: the run itself may be meant for another machine. `summarize` says what follows from the keys.
+returned as a sentence, since the run itself may be meant for another machine; so is what the run warns of.
+`summarize` says what follows from the keys.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from practicum.config.sft import SFTConfig
 from practicum.config.train import TrainConfig
 from practicum.data.run_folder import resolve_model
 from practicum.data.task_file import task_files
+from practicum.data.task_overlap import task_content
 from practicum.errors import UserError
 from practicum.models import loader, quantisation
 from practicum.training import build, build_supervised, rollout_engine
@@ -121,7 +123,7 @@ def _logged_lines(config: TrainConfig) -> list[str]:
 
 
 def check_train(config: TrainConfig) -> list[str]:
-    """Check the configuration of `practicum train`; the sentences about what is not on this machine."""
+    """Check the configuration of `practicum train`; the sentences of its warnings."""
     trainer, model, data = config.trainer, config.actor_rollout_ref.model, config.data
     from_files = data.train_files or data.from_trajectories
     if trainer.total_training_steps is None and not (trainer.total_epochs and from_files):
@@ -141,9 +143,12 @@ def check_train(config: TrainConfig) -> list[str]:
     resolved = copy.deepcopy(config)
     resolved.trainer.experiment_name = run_folder(config).name
     resolve_device(resolved)
-    _check_tasks(resolved)  # it sets agent.train_roles, as a run does before it is compared with the one in its folder
+    shared = _check_tasks(
+        resolved
+    )  # it sets agent.train_roles, as a run does before it is compared with the one in its folder
     check_continuation(resolved, run_folder(config))
     warnings = [
+        *shared,
         *missing_files("data.train_files", data.train_files),
         *missing_files("data.val_files", data.val_files),
         *missing_files("data.from_trajectories", data.from_trajectories),
@@ -188,8 +193,11 @@ def check_supervised_model(config: SFTConfig | DPOConfig) -> list[str]:
     return warnings
 
 
-def _check_tasks(config: TrainConfig) -> None:
-    """Make the environment with its tools and rewards, check its roles, and read the task files that are here."""
+def _check_tasks(config: TrainConfig) -> list[str]:
+    """Make the environment with its tools and rewards, check its roles, and read the task files that are here.
+
+    Returns a sentence where validation tasks are training tasks too.
+    """
     files = {key: path for key in ("train_files", "val_files") if (path := _present(getattr(config.data, key)))}
     data = replace(config.data, train_files=files.get("train_files"), val_files=files.get("val_files"))
     # The environment is found by the names of the files, whether they are here or not.
@@ -199,6 +207,10 @@ def _check_tasks(config: TrainConfig) -> None:
     for split, key in (("train", "train_files"), ("val", "val_files")):
         if key in files:
             components.environment.tasks(split, 1)
+    if len(files) < 2:
+        return []
+    trained = build.training_tasks(components.environment, config)
+    return build.overlap_warnings(config, components.environment, {task_content(task) for task in trained})
 
 
 def _present(paths: object) -> object:

@@ -154,7 +154,7 @@ CPU_LOGITS = 4_000_000
 PROCESS_BYTES = {True: 0.5 * GIB, False: 40 * 2.0**20}
 """CUDA's own memory; on a CPU what threads and late imports need, beside about 0.5 GiB of libraries that are not
 counted here."""
-CPU_ALLOCATOR = 1.25
+CPU_ALLOCATOR = 1.2
 """Peak of a CPU process over the sum of its tensors, with what the allocator holds back."""
 PREFIX_CACHE_BYTES = {True: 8 * GIB, False: 1 * GIB}
 

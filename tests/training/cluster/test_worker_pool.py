@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -46,7 +47,7 @@ class FakeWorker:
     async def describe(self) -> dict[str, Any]:
         await self.cluster.place.acquire()
         self.cluster.ready.append(self)
-        location = {"host": "h", "pid": len(self.cluster.ready)}
+        location = {"host": self.cluster.host, "pid": len(self.cluster.ready)}
         return {**location, "version": __version__, "failure": self.cluster.failure, "agents": {}}
 
     async def update_weights(self, message: Any, versions: Any) -> str | None:
@@ -105,6 +106,8 @@ class FakeCluster:
     def __init__(self, places: int) -> None:
         self.place, self.seconds = asyncio.Semaphore(places), 0.02
         self.machines, self.messages = 1, list[str]()
+        self.host = "h"
+        """The machine of the workers that start from here on."""
         self.failure: str | None = None
         """What the workers lack that start from here on."""
         self.ready: list[FakeWorker] = []
@@ -251,6 +254,21 @@ def test_a_worker_that_joins_during_a_rollout_has_the_newest_weights(play: Calla
         assert {episodes.provenance["version"] for episodes in await rollout} == {"2"}
 
     play(scenario, places=1, staleness=1)
+
+
+def test_workers_on_the_learner_s_machine_get_whole_tensors(play: Callable[..., Any]) -> None:
+    """Finding and applying changes takes longer there than reading all of them from shared memory."""
+
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        cluster.host = socket.gethostname()
+        for step in range(3):
+            await pool.roll_out(policy, request(plan(f"{step}/")))
+            policy.update()
+        (worker,) = cluster.ready
+        assert len(set(worker.sizes)) == 1
+        assert len(worker.sizes) == 3
+
+    play(scenario, places=1, num_workers=1)
 
 
 def test_changes_that_are_refused_are_sent_again_whole(play: Callable[..., Any]) -> None:

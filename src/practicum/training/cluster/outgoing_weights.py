@@ -29,13 +29,19 @@ class OutgoingWeights:
 
     @classmethod
     def after(
-        cls, last: OutgoingWeights | None, versions: tuple[int, ...], tensors: Mapping[str, Tensor], keeps: bool
+        cls,
+        last: OutgoingWeights | None,
+        versions: tuple[int, ...],
+        tensors: Mapping[str, Tensor],
+        keeps: bool,
+        sends_changes: bool,
     ) -> OutgoingWeights:
         """The weights that follow those that were sent last. With `keeps` they are copied in any case.
 
-        In float32 every weight changes at every update: there is nothing to gain from a copy of the last ones.
+        `sends_changes`: they may be sent as changes on the last ones, for which both are kept. In float32 every weight
+        changes at every update: there is nothing to gain from that.
         """
-        half = all(tensor.element_size() == 2 for tensor in tensors.values())
+        half = sends_changes and all(tensor.element_size() == 2 for tensor in tensors.values())
         base = None if last is None or not half or not last.is_copy else (last.number, last.tensors)
         if keeps or half:
             tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}

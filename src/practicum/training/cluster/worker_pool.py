@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -63,6 +64,8 @@ class WorkerHandle:
     slots: asyncio.Semaphore
     """Limits the episodes that it runs at once; those that came first begin first."""
     version: int | None = None
+    is_here: bool = False
+    """Whether it is on the learner's machine, where whole tensors take less time than finding what has changed."""
     is_lost: bool = False
     unfinished: dict[int, Attempt] = field(default_factory=dict)
     """The episodes that are assigned to it, by the identity of the job."""
@@ -199,7 +202,9 @@ class RolloutWorkerPool:
         if self._weights is None or self._weights.versions != versions:
             # Learner and workers at the same time: the learner's own tensors change while others may still join.
             keeps = self.config.trainer.max_staleness > 0
-            self._weights = OutgoingWeights.after(self._weights, versions, trained_tensors(policy), keeps)
+            sends_changes = not self.workers or not all(worker.is_here for worker in self.workers.values())
+            tensors = trained_tensors(policy)
+            self._weights = OutgoingWeights.after(self._weights, versions, tensors, keeps, sends_changes)
         await self._wait_for_workers(policy, self.min_workers)
         differences = await _all([self._update_or_lose(worker, policy) for worker in list(self.workers.values())])
         await self._wait_for_workers(policy, self.min_workers)
@@ -222,8 +227,9 @@ class RolloutWorkerPool:
         if worker.version == sent.number:
             await self._answer(worker.actor.reset.remote(sent.versions), UPDATE_SECONDS)
             return 0.0
-        refused = await self._send(worker, sent, worker.version)
-        if refused is not None and worker.version is not None:  # changes on another base: send whole tensors
+        base = None if worker.is_here else worker.version
+        refused = await self._send(worker, sent, base)
+        if refused is not None and base is not None:  # changes on another base: send whole tensors
             refused = await self._send(worker, sent, None)
         if refused is not None:
             raise UserError(f"Rollout worker {worker.index} refuses the weights: {refused}.")
@@ -323,6 +329,7 @@ class RolloutWorkerPool:
             )
         if described["failure"] is not None:
             raise UserError(f"{worker_name}: {described['failure']}")
+        worker.is_here = described["host"] == socket.gethostname()
         if described["agents"] != agent_hashes(self._agents):
             raise UserError(f"{worker_name} reads the configuration otherwise; install the same packages there.")
         location = {"host": described["host"], "pid": described["pid"]}
