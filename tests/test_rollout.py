@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -19,10 +19,11 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, JudgeError, UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
+from practicum.policy import Conversation, Policy
 from practicum.registry import make_format
 from practicum.rollout import run_episode, run_episodes
 from practicum.task import Task
-from practicum.trajectory import ActionSource, Attempt, Origin, Outcome, StopReason, Trajectory, plan_attempts
+from practicum.trajectory import ActionSource, Attempt, Origin, Outcome, StopReason, Trajectory, Turn, plan_attempts
 
 
 class Says:
@@ -341,3 +342,27 @@ def test_a_plain_class_in_one_file_is_an_environment(renderer: Renderer) -> None
     engine = Says(renderer, "hello there")
     episode = asyncio.run(run_episode(attempt, Parrot, replace(Agent(), format="hf"), engine, renderer))
     assert (episode.outcome, episode.reward) == (Outcome.SUCCESS, 1.0)
+
+
+def test_records_that_are_copied_field_by_field_lose_none(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {kind: [field.name for field in fields(kind)] for kind in (Turn, Sampling, Action)}
+    turn = Turn(*names[Turn])  # type: ignore[arg-type]  # every field has a value of its own
+    changes = {"reward": 2.0, "components": {"a": 1.0}, "progress": 0.5, "info": {}, "role_rewards": {"b": 2.0}}
+    assert turn.with_step(**changes) == replace(turn, **changes)  # type: ignore[arg-type]
+    sampling = replace(Sampling(*names[Sampling]), stop=("x",))  # type: ignore[arg-type]
+    assert sampling.with_seed(7, ("y",)) == replace(sampling, seed=7, stop=("x", "y"))
+    action = Action(*names[Action])  # type: ignore[arg-type]
+    policy = Policy(Says(renderer), renderer)
+    monkeypatch.setattr(type(policy.reply_format), "parse", lambda *_: action)
+    generation = Generation(renderer.encode_reply("x"), None, StopReason.END, 3, ActionSource.POLICY)
+    _, parsed = Conversation(policy, "").parse(generation, 4)
+    assert [getattr(parsed, name) for name in names[Action]] == [*names[Action][:5], None, 4]
+
+
+def test_episodes_of_a_rollout_share_one_policy(renderer: Renderer, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    monkeypatch.setattr("practicum.policy.make_format", lambda name: made.append(name) or make_format(name))
+    attempts = plan_attempts([TASK], 4, 0)
+    run = run_episodes(attempts, MathEnvironment, Agent(), Says(renderer, *"1234"), renderer)
+    assert len(asyncio.run(run)) == 4
+    assert len(made) == 1

@@ -266,7 +266,7 @@ class Conversation:
         response_format = self.policy.response_format if response_format is None else response_format
         return Request(
             ids=tuple(self.context_ids),
-            sampling=replace(sampling, seed=seed, stop=sampling.stop + self.format.stop),
+            sampling=sampling.with_seed(seed, self.format.stop),
             task=task,
             observation=observation,
             conversation=tuple(self.messages),
@@ -287,7 +287,8 @@ class Conversation:
         if generation.stop_reason is StopReason.LENGTH and not action.calls and error is None:
             # Half an answer is not an answer: "47" cut to "4" must not be judged.
             error = f"it was cut off after {len(generation.ids)} tokens; be shorter."
-        return text, replace(action, error=error, confidence=reply_confidence(generation.logprobs), turn=turn)
+        confidence = reply_confidence(generation.logprobs)
+        return text, Action(action.text, action.content, action.calls, action.thought, error, confidence, turn)
 
     def add_reply(self, ids: tuple[int, ...], text: str, turn: int) -> None:
         """Add a reply, recorded as the turn of that index."""

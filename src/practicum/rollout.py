@@ -63,13 +63,21 @@ def with_models(make_environment: MakeEnvironment, models: Mapping[str, ChatMode
     return make
 
 
+def agent_policy(agent: Agent, engine: Engine, renderer: Renderer) -> Policy:
+    """Return the policy of the roles that have none of their own."""
+    return Policy(
+        engine, renderer, agent.format, agent.sampling, thoughts=agent.thoughts,
+        response_format=agent.response_format,
+    )  # fmt: skip
+
+
 class AgentTimeout(Exception):
     """A deadline expired while programs of the agent ran: the agent has failed, the environment has not."""
 
 
 class Episode:
     """One run of the agent loop. `turns` holds what is recorded so far; `policies` are those of roles that have one of
-    their own, all other roles act with `agent`, `engine` and `renderer`."""
+    their own, all other roles act with `agent`, `engine` and `renderer` (`policy`, where it was made before)."""
 
     def __init__(
         self,
@@ -82,6 +90,7 @@ class Episode:
         policies: Mapping[str, Policy] | None = None,
         provenance: Mapping[str, Any] | None = None,
         resources: RunResources | None = None,
+        policy: Policy | None = None,
     ) -> None:
         self.attempt, self.engine, self.provenance = attempt, engine, provenance
         self.run_resources = resources if resources is not None else RunResources()
@@ -90,10 +99,7 @@ class Episode:
         self.watcher = watcher
         self.make_environment = make_environment
         self.agent = agent
-        self.policy = Policy(
-            engine, renderer, agent.format, agent.sampling, thoughts=agent.thoughts,
-            response_format=agent.response_format,
-        )  # fmt: skip
+        self.policy = policy or agent_policy(agent, engine, renderer)
         self.policies = policies or {}
         self.session = f"{attempt.group}#{attempt.number}#{attempt.seeds.sampling}"
         self.conversations: dict[str, Conversation] = {}
@@ -124,7 +130,8 @@ class Episode:
             await self._make_environment()
             async with asyncio.timeout(self.agent.deadlines.episode):
                 outcome = await self._run_turns()
-            await self.resources.check()  # an agent whose browser crashed has not failed
+            if self.resources is not NO_RESOURCES:
+                await self.resources.check()  # an agent whose browser crashed has not failed
             return outcome, None
         except AgentTimeout as error:
             return Outcome.FAILURE, str(error)
@@ -375,7 +382,8 @@ class Episode:
 
     def trajectory(self, outcome: Outcome = Outcome.CANCELLED, error: str | None = None) -> Trajectory:
         """Return the record of the episode as far as it has come."""
-        agent, sampling, trained = self.agent, self.agent.sampling, self.train_roles
+        agent, sampling, trained, tools = self.agent, self.agent.sampling, self.train_roles, self.tools
+        role_tools = self._tools_of_other_roles() if len(self.conversations) > 1 else {}
         components: dict[str, float] = {}
         for turn in self.turns:
             for name, value in turn.components.items():
@@ -386,7 +394,7 @@ class Episode:
             group=self.attempt.group or self.attempt.task.id,
             outcome=outcome,
             turns=tuple(self.turns),
-            reward=math.fsum(turn.reward for turn in self.turns),
+            reward=math.fsum([turn.reward for turn in self.turns]),
             components=components,
             seeds=self.attempt.seeds,
             closing=self.closing,
@@ -397,8 +405,8 @@ class Episode:
                         "temperature": sampling.temperature, "top_k": sampling.top_k, "top_p": sampling.top_p,
                         **({"min_p": sampling.min_p} if sampling.min_p else {}),
                         "max_tokens": sampling.max_tokens,
-                        **({"tools": [dict(tool) for tool in self.tools]} if self.tools else {}),
-                        **({"role_tools": role_tools} if (role_tools := self._tools_of_other_roles()) else {}),
+                        **({"tools": [dict(tool) for tool in tools]} if tools else {}),
+                        **({"role_tools": role_tools} if role_tools else {}),
                         **({WRITES: list(map(list, writes))} if (writes := self.resources.writes) else {}),
                         **({EXTERNAL_AGENT: agent.external.command} if agent.external else {}),
                         **({TRAIN_ROLES: list(trained)} if trained and trained != (DEFAULT_ROLE,) else {}),
@@ -419,8 +427,7 @@ class Episode:
             raise ValueError(f"the environment's info cannot be written as JSON: {error}") from None
         turn = self.turns[-1]
         if step.reward or step.components or step.info or step.role_rewards or step.progress != turn.progress:
-            self.turns[-1] = replace(
-                turn,
+            self.turns[-1] = turn.with_step(
                 reward=turn.reward + float(step.reward),
                 components=_summed(turn.components, step.components),
                 progress=None if step.progress is None else float(step.progress),
@@ -460,14 +467,18 @@ async def run_episode(
     watcher: EpisodeWatcher | None = None,
     policies: Mapping[str, Policy] | None = None,
     resources: RunResources | None = None,
+    policy: Policy | None = None,
 ) -> Trajectory:
     """Run one episode and return its record. Only `UserError` is raised: other failures are outcomes.
 
-    `resources` are those of a run; without any, the episode opens and closes what its environment needs.
+    `resources` are those of a run; without any, the episode opens and closes what its environment needs. `policy` is
+    the `agent_policy` of the arguments, where many episodes share it.
     """
     error_on_close: str | None = None
     start_timing()
-    episode = Episode(attempt, make_environment, agent, engine, renderer, watcher, policies, provenance, resources)
+    episode = Episode(
+        attempt, make_environment, agent, engine, renderer, watcher, policies, provenance, resources, policy
+    )
     try:
         outcome, error = await episode.run()
     finally:
@@ -511,12 +522,13 @@ async def run_episodes(
     if len(planned) >= FREEZE_GC_MIN_EPISODES:
         freeze_gc(engine)
     semaphore = asyncio.Semaphore(concurrency) if isinstance(concurrency, int) else concurrency
+    policy = agent_policy(agent, engine, renderer)
 
     async def run_one(attempt: Attempt) -> Trajectory:
         async with semaphore:
             result = await run_with_retries(
                 attempt, make_environment, agent, engine, renderer, retries, provenance,
-                watcher if attempt is planned[0] else None, policies, shared,
+                watcher if attempt is planned[0] else None, policies, shared, policy,
             )  # fmt: skip
             if on_done is not None:
                 on_done(result)
@@ -545,13 +557,13 @@ async def stream_episodes(
     """Run many episodes as `run_episodes` does, but keep none: `on_done` gets each one as it ends, in any order."""
     if len(planned) >= FREEZE_GC_MIN_EPISODES:
         freeze_gc(engine)
-    waiting = iter(planned)
+    waiting, policy = iter(planned), agent_policy(agent, engine, renderer)
 
     async def run_next() -> None:
         for attempt in waiting:
             result = await run_with_retries(
                 attempt, make_environment, agent, engine, renderer, retries, provenance,
-                watcher if attempt is planned[0] else None, policies, shared,
+                watcher if attempt is planned[0] else None, policies, shared, policy,
             )  # fmt: skip
             on_done(result)
 
@@ -571,12 +583,13 @@ async def run_with_retries(
     watcher: EpisodeWatcher | None,
     policies: Mapping[str, Policy] | None = None,
     resources: RunResources | None = None,
+    policy: Policy | None = None,
 ) -> Trajectory:
     """Run one episode, again while it ends unscored and retries are left. One that is stopped half-way is not a result
     to keep: it raises CancelledError."""
     for retries_left in range(retries, -1, -1):
         result = await run_episode(
-            attempt, make_environment, agent, engine, renderer, provenance, watcher, policies, resources
+            attempt, make_environment, agent, engine, renderer, provenance, watcher, policies, resources, policy
         )
         if result.scored or result.outcome is Outcome.CANCELLED or retries_left == 0:
             break

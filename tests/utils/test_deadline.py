@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 import types
+import weakref
 from collections.abc import Generator, Iterator
 from unittest.mock import patch
 
@@ -180,3 +182,16 @@ def test_whatever_can_be_awaited_can_be_clocked_and_nothing_else() -> None:
 
     with pytest.raises(TypeError, match="await"):
         asyncio.run(forgotten())
+
+
+def test_a_deadline_that_has_waited_is_freed_without_the_garbage_collector() -> None:
+    async def run() -> weakref.ref[Deadline]:
+        deadline = Deadline(1.0, "it")
+        await deadline.of(asyncio.sleep(0))
+        return weakref.ref(deadline)
+
+    gc.disable()
+    try:
+        assert asyncio.run(run())() is None
+    finally:
+        gc.enable()

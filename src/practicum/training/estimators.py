@@ -138,7 +138,8 @@ def token_rewards(episode: Trajectory, settings: EstimatorSettings) -> TokenRewa
     lengths = turn_lengths(episode, settings.train_roles)
     turns = np.repeat(np.arange(len(lengths)), lengths)
     rewards = np.zeros(len(turns))
-    roles = np.array([turn.role for turn in episode.turns])
+    needs_roles = settings.role_credit == "own" or settings.overlong_buffer is not None
+    roles = np.array([turn.role for turn in episode.turns] if needs_roles else [])
     if settings.role_credit == "own":
         for role in {turn.role for turn, length in zip(episode.turns, lengths, strict=True) if length}:
             own = np.flatnonzero(roles[turns] == role)

@@ -71,7 +71,23 @@ def unweighted_samples(
     or with top-k, top-p or min-p is predicted among the tokens that it was sampled among; without, among all, as in
     supervised fine-tuning.
     """
-    return list(_samples(episode, temperature, roles, own, grammars))
+    return list(_samples(episode, turn_lengths(episode, roles), temperature, own, grammars))
+
+
+def weighted_samples(
+    episode: Trajectory,
+    lengths: Sequence[int],
+    weights: Float32Array,
+    advantages: FloatArray,
+    temperature: float = 1.0,
+    own: Collection[str] | None = None,
+    grammars: Grammars | None = None,
+) -> list[Sample]:
+    """Return the samples of `unweighted_samples` with weights and advantages, each one number per trained token.
+
+    `lengths` are the numbers of trained tokens of every turn.
+    """
+    return list(_samples(episode, lengths, temperature, own, grammars, (weights, advantages)))
 
 
 def cache_token_masks(episodes: Iterable[Trajectory], roles: Collection[str] | None, grammars: Grammars | None) -> None:
@@ -103,18 +119,21 @@ def _scatter(mask: BoolArray, values: FloatArray | Float32Array) -> Float32Array
 
 def _samples(
     episode: Trajectory,
+    lengths: Sequence[int],
     temperature: float,
-    roles: Collection[str] | None,
     own: Collection[str] | None,
     grammars: Grammars | None,
+    values: tuple[Float32Array, FloatArray] | None = None,
 ) -> Iterator[Sample]:
-    """A sample for every path of turns that has a token to train; a token is trained in the first path that has it."""
-    lengths = turn_lengths(episode, roles)
-    starts = np.cumsum([0, *lengths])
+    """A sample for every path of turns that has a token to train; a token is trained in the first path that has it.
+
+    `lengths` are the numbers of trained tokens of every turn, `values` their weights and advantages (None: zeros).
+    """
+    starts = [0, *itertools.accumulate(lengths)]
     seen: set[int] = set()
     for path in episode.paths():
         turns = [episode.turns[index] for index in path]
-        ids = tuple(itertools.chain.from_iterable(span.ids for turn in turns for span in turn.spans))
+        ids = tuple(itertools.chain.from_iterable([span.ids for turn in turns for span in turn.spans]))
         mask, logprobs = np.zeros(len(ids), dtype=np.bool_), np.zeros(len(ids), dtype=np.float32)
         positions: list[IntArray] = []
         temperatures: list[tuple[float, int]] = []
@@ -134,17 +153,18 @@ def _samples(
                 positions.append(np.arange(starts[index], starts[index + 1]))
                 temperatures.append((temperature if turn.temperature is None else turn.temperature, lengths[index]))
         seen.update(path)
-        if positions:
-            zeros = np.zeros(len(ids), dtype=np.float32)
-            values = {value for value, _ in temperatures}
-            sampled_at: float | Float32Array = temperatures[0][0]
-            if len(values) > 1:
-                counts = [count for _, count in temperatures]
-                sampled_at = _scatter(mask, np.repeat(np.array([value for value, _ in temperatures]), counts))
-            yield Sample(
-                ids, mask, zeros, zeros, logprobs, sampled_at, positions=np.concatenate(positions),
-                token_masks=tuple(masks),
-            )  # fmt: skip
+        if not positions:
+            continue
+        joined = positions[0] if len(positions) == 1 else np.concatenate(positions)
+        if values is None:
+            weights = advantages = np.zeros(len(ids), dtype=np.float32)
+        else:
+            weights, advantages = (_scatter(mask, own_values[joined]) for own_values in values)
+        sampled_at: float | Float32Array = temperatures[0][0]
+        if any(value != sampled_at for value, _ in temperatures):
+            counts = [count for _, count in temperatures]
+            sampled_at = _scatter(mask, np.repeat(np.array([value for value, _ in temperatures]), counts))
+        yield Sample(ids, mask, weights, advantages, logprobs, sampled_at, positions=joined, token_masks=tuple(masks))
 
 
 def _allowed_tokens(turn: Turn, span: Span, grammars: Grammars) -> TokenMasks | KeptTokens | None:
@@ -361,6 +381,9 @@ def _mask_columns(samples: Sequence[Sample], batch: SortedBatch, ranks: range) -
 
 def _temperatures(own: Sequence[Sample], predicted: Sequence[IntArray]) -> Float32Array:
     """The sampling temperature of every prediction [P]."""
+    if all(isinstance(sample.temperature, int | float) for sample in own):
+        values = np.array([sample.temperature for sample in own], dtype=np.float32)
+        return np.repeat(values, [len(positions) for positions in predicted])
     return np.concatenate(
         [
             np.full(len(positions), sample.temperature, dtype=np.float32)

@@ -33,8 +33,7 @@ from practicum.training.micro_batches import (
     Sample,
     cache_token_masks,
     micro_batches,
-    scatter,
-    unweighted_samples,
+    weighted_samples,
 )
 from practicum.trajectory import Origin, Trajectory, is_trained
 from practicum.utils.arrays import FloatArray
@@ -179,14 +178,7 @@ def _weighted_trajectory(
     _check_logprobs(episode, own_lengths)
     (turn_weights,), share = losses.token_weights([own_lengths], aggregation, norm)
     weights = np.repeat(np.array(turn_weights, dtype=np.float32), lengths) if lengths else np.zeros(0, dtype=np.float32)
-    samples = [
-        replace(
-            sample,
-            weights=scatter(sample, weights[sample.positions]),
-            advantages=scatter(sample, advantages[sample.positions]),
-        )
-        for sample in unweighted_samples(episode, temperature, roles, own, grammars)
-    ]
+    samples = weighted_samples(episode, lengths, weights, advantages, temperature, own, grammars)
     return WeightedTrajectory(tuple(samples), share)
 
 

@@ -77,7 +77,8 @@ class Deadline:
     async def __aexit__(self, kind: Any, error: Any, trace: Any) -> None:
         assert self._token is not None
         assert self._timer is not None
-        _current.reset(self._token)
+        token, self._token = self._token, None  # it refers to this deadline and to the task: no cycle
+        _current.reset(token)
         try:
             await self._timer.__aexit__(kind, error, trace)
         except TimeoutError:
