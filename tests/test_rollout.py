@@ -19,7 +19,7 @@ from practicum.environments.math import MathEnvironment
 from practicum.errors import EngineError, JudgeError, UserError
 from practicum.models import loader
 from practicum.models.decoder import Decoder
-from practicum.policy import Conversation, Policy
+from practicum.policy import Conversation, Policy, sampling_with_seed
 from practicum.registry import make_format
 from practicum.rollout import run_episode, run_episodes
 from practicum.task import Task
@@ -350,7 +350,7 @@ def test_records_that_are_copied_field_by_field_lose_none(renderer: Renderer, mo
     changes = {"reward": 2.0, "components": {"a": 1.0}, "progress": 0.5, "info": {}, "role_rewards": {"b": 2.0}}
     assert turn.with_step(**changes) == replace(turn, **changes)  # type: ignore[arg-type]
     sampling = replace(Sampling(*names[Sampling]), stop=("x",))  # type: ignore[arg-type]
-    assert sampling.with_seed(7, ("y",)) == replace(sampling, seed=7, stop=("x", "y"))
+    assert sampling_with_seed(sampling, 7, ("y",)) == replace(sampling, seed=7, stop=("x", "y"))
     action = Action(*names[Action])  # type: ignore[arg-type]
     policy = Policy(Says(renderer), renderer)
     monkeypatch.setattr(type(policy.reply_format), "parse", lambda *_: action)
