@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+import safetensors.torch
 import torch
 
 from practicum.training.cluster import weights
@@ -131,3 +132,18 @@ def test_a_message_for_another_model_is_refused() -> None:
         weights.apply(message, tensors(1, torch.bfloat16), None)
     with pytest.raises(WeightsRefused, match="no readable header"):
         weights.apply(b"", {}, None)
+
+
+def test_a_message_is_read_where_it_lies_and_not_kept() -> None:
+    """Workers get it as memory that they share with others; their weights must not be views of it."""
+    sent, received = tensors(0), copies(tensors(1))
+    buffer = bytearray(weights.encode(sent, 1))
+    assert weights.apply(memoryview(buffer).toreadonly(), received, None) == 1
+    buffer[:] = bytes(len(buffer))
+    assert all(torch.equal(sent[name], received[name]) for name in sent)
+
+
+def test_a_message_is_a_safetensors_file() -> None:
+    sent = tensors(0)
+    for name, value in safetensors.torch.load(bytes(weights.encode(sent, 1))).items():
+        assert torch.equal(value, sent[name])

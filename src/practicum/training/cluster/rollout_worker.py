@@ -122,7 +122,7 @@ class RolloutWorker:
         """
         async with self.policy.paused():
             try:
-                self.version = weights.apply(bytes(message), trained_tensors(self.policy), self.version)
+                self.version = weights.apply(memoryview(message), trained_tensors(self.policy), self.version)
             except weights.WeightsRefused as refused:
                 return str(refused)
             await self._set_versions(versions)

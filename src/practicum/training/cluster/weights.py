@@ -9,19 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 MAX_DELTA_SHARE = 0.5
 """Changed elements are sent instead of a whole tensor where they take less than this share of its bytes."""
 POSITIONS, VALUES = "@positions", "@values"
 """Endings of the names of the two parts of a tensor of which only changed elements are sent."""
+DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
+    "I64": torch.int64, "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "BOOL": torch.bool,
+}  # fmt: skip
+"""The dtypes of a safetensors buffer by their names in its header."""
 
 
 class WeightsRefused(Exception):
@@ -76,19 +82,20 @@ def _changes(before: Tensor, after: Tensor) -> tuple[Tensor, Tensor] | None:
 
 
 @torch.no_grad()
-def apply(message: bytes, targets: Mapping[str, Tensor], current: int | None) -> int:
+def apply(message: bytes | memoryview, targets: Mapping[str, Tensor], current: int | None) -> int:
     """Copy a message's weights into tensors in place; returns their version.
 
     `current` is the version that the tensors have, None for none. Raises WeightsRefused, with no tensor changed, unless
     the message is newer than that and every tensor will be what the sender has.
     """
-    metadata = _metadata(message)
+    header, tensor_bytes = _read_header(message)
+    metadata = header["__metadata__"]
     if current is not None and int(metadata["version"]) <= current:
         raise WeightsRefused(f"the message has version {metadata['version']}, and the weights here are {current}")
     try:
-        parts = safetensors.torch.load(message)
+        parts = _views(header, tensor_bytes)
         records = {name: TensorRecord(*record) for name, record in json.loads(metadata["tensors"]).items()}
-    except (SafetensorError, ValueError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise WeightsRefused(f"the message is damaged ({error})") from error
     if metadata["base"] and metadata["base"] != str(current):
         raise WeightsRefused(f"the changes are on version {metadata['base']}, and the weights here are {current}")
@@ -118,18 +125,43 @@ def _updated(name: str, record: TensorRecord, parts: Mapping[str, Tensor], targe
     return value
 
 
-def _metadata(message: bytes) -> dict[str, str]:
-    """Return the metadata of a safetensors buffer."""
+def _read_header(message: bytes | memoryview) -> tuple[dict[str, Any], memoryview]:
+    """Return the header of a safetensors buffer, whose metadata are whole, and the bytes of its tensors."""
     try:
-        length = int.from_bytes(message[:8], "little")
-        metadata: dict[str, str] = json.loads(message[8 : 8 + length])["__metadata__"]
+        view = memoryview(message)
+        length = int.from_bytes(view[:8], "little")
+        header: dict[str, Any] = json.loads(bytes(view[8 : 8 + length]))
+        metadata = header["__metadata__"]
         int(metadata["version"])
         is_whole = _header_checksum(metadata) == metadata["sha256"]
     except (ValueError, KeyError, TypeError) as error:
         raise WeightsRefused(f"the message has no readable header ({error})") from error
     if not is_whole:
         raise WeightsRefused("the header does not have the checksum that the sender gave")
-    return metadata
+    return header, view[8 + length :]
+
+
+def _views(header: Mapping[str, Any], tensor_bytes: memoryview) -> dict[str, Tensor]:
+    """Return the tensors of a safetensors buffer as views of it, which `safetensors` itself would copy twice.
+
+    ValueError or KeyError where they are not exactly what the header says.
+    """
+    entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+    if max((entry["data_offsets"][1] for entry in entries.values()), default=0) != len(tensor_bytes):
+        raise ValueError("its length is not what its header says")
+    views = {}
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given buffer is not writable")  # the views are only read
+        for name, entry in entries.items():
+            dtype, shape, (begin, end) = DTYPES[entry["dtype"]], entry["shape"], entry["data_offsets"]
+            num_elements = math.prod(shape)
+            if not 0 <= begin <= end or num_elements * dtype.itemsize != end - begin:
+                raise ValueError(f"'{name}' has not as many bytes as elements of its dtype")
+            flat = (
+                torch.frombuffer(tensor_bytes[begin:end], dtype=dtype) if end > begin else torch.empty(0, dtype=dtype)
+            )
+            views[name] = flat.view(shape)
+    return views
 
 
 def _header_checksum(metadata: Mapping[str, str]) -> str:
