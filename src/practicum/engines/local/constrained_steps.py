@@ -1,10 +1,10 @@
 """Decode steps on a GPU while the replies of some requests must have a response format.
 
 The tokens that may be sampled next depend on the last token, which the host has to see: a graph of several steps is not
-possible. A step is two graphs, one up to the logits and one that samples. As soon as the tokens of a step are there,
-the host computes the next masks and starts the next sampling, behind the logits that the GPU is computing meanwhile,
-and the logits after it; only then does the engine look at the tokens. So the GPU waits only where the masks take longer
-than the logits, and a request that has ended takes one more step, whose token is dropped.
+possible. A step is two graphs, one up to the logits and one that samples, and the logits of the next step are computed
+while the host works on a step's tokens: a thread computes the masks, and the engine appends the tokens and looks for
+their end meanwhile. So the GPU waits only where that takes longer than the logits, and a request that has ended takes
+one more step, whose token is dropped.
 """
 
 from __future__ import annotations
@@ -32,18 +32,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SampledStep:
-    """A step whose tokens are on their way to the host, and where they will be."""
+class BatchFlags:
+    """What the sampling of a batch has to do besides sampling; requests do not change in this."""
 
     batch: list[RunningRequest]
-    results: Tensor
-    kept: Tensor | None
-    top: Tensor | None
-    done: Any
+    filtered: bool
+    with_top: bool
 
 
 class ConstrainedSteps:
-    """Single decode steps of a `CudaRunner`; a call returns the tokens of one step and starts the next."""
+    """Single decode steps of a `CudaRunner`; a call returns the tokens of one and starts the logits of the next."""
 
     def __init__(self, runner: CudaRunner, running: Sequence[RunningRequest]) -> None:
         self.runner = runner
@@ -56,26 +54,24 @@ class ConstrainedSteps:
         """The logits of a step [rows, V], which one graph writes and the other reads."""
         self._batch: list[RunningRequest] | None = None
         """The requests whose next logits are computed or on their way, in the order of the rows."""
-        self._sampled: SampledStep | None = None
+        self._flags = BatchFlags([], False, False)
         self._forward_graphs: dict[tuple[int, tuple[str, ...], bool], Any] = {}
         self._sample_graphs: dict[tuple[int, bool, bool], Any] = {}
 
     @property
     def is_pending(self) -> bool:
-        """Whether logits are on their way that nothing was sampled from yet, or tokens that nobody has taken."""
+        """Whether logits are on their way that nothing was sampled from yet."""
         if self._batch is not None and all(req.finished for req in self._batch):
             self._batch = None
-        if self._sampled is not None and all(req.finished for req in self._sampled.batch):
-            self._sampled = None
-        return self._batch is not None or self._sampled is not None
+        return self._batch is not None
 
     @property
     def has_graphs(self) -> bool:
         return bool(self._forward_graphs or self._sample_graphs)
 
     def reset(self) -> None:
-        """Forget the logits and tokens that are on their way."""
-        self._batch = self._sampled = None
+        """Forget the logits that are on their way."""
+        self._batch = None
 
     def reset_graphs(self) -> None:
         """Drop captured graphs after buffers have moved."""
@@ -83,28 +79,33 @@ class ConstrainedSteps:
         self._sample_graphs.clear()
 
     def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
-        """Take the tokens of the step that was sampled last, and start the next one of `running`."""
-        from practicum.engines.local.cuda_runner import decoded_tokens
+        """Sample from the logits that are on their way, start those of the next step of `running`, and return the
+        tokens that were sampled."""
+        from practicum.engines.local.cuda_runner import decoded_tokens, record_event
 
         num_steps = 0
         if not self.is_pending:
             num_steps += self._launch(running)
-        if self._sampled is None:
-            self._sample()
-            num_steps += self._launch(running)
-        sampled, self._sampled = self._sampled, None
-        assert sampled is not None
-        if sampled.done is not None:
-            sampled.done.synchronize()
-        self.masks.append(sampled.batch, sampled.results[: len(sampled.batch), 0, 0].long().tolist())
+            self._start_masks()
+        batch, self._batch = self._batch, None
+        assert batch is not None, "there are no logits to sample from"
+        results, kept, top = self._sample(batch)
+        done = record_event(self.runner.device)
+        num_steps += self._launch(running)
+        if done is not None:
+            done.synchronize()
+        self.masks.append(batch, results[: len(batch), 0, 0].long().tolist())
+        self._start_masks()
+        if kept is not None:
+            append_kept(batch, kept[:, :1])
+        if top is not None:
+            append_top_logprobs(batch, top[:, :1])
+        return DecodeOutput(num_steps, decoded_tokens(batch, results[:, :1], end_ids))
+
+    def _start_masks(self) -> None:
+        """Start to compute the masks of the logits that are on their way."""
         if self._batch is not None:
-            self._sample()
-            num_steps += self._launch(running)
-        if sampled.kept is not None:
-            append_kept(sampled.batch, sampled.kept[:, :1])
-        if sampled.top is not None:
-            append_top_logprobs(sampled.batch, sampled.top[:, :1])
-        return DecodeOutput(num_steps, decoded_tokens(sampled.batch, sampled.results[:, :1], end_ids))
+            self.masks.start_beside_host(self._batch)
 
     def _launch(self, running: list[RunningRequest]) -> int:
         """Start to compute the logits of the next tokens, if any request needs them; the number of steps started.
@@ -134,22 +135,22 @@ class ConstrainedSteps:
     def _forward(self, num_rows: int, adapters: tuple[str, ...], joint: bool) -> None:
         self._logits[:num_rows] = self.runner.next_logits(num_rows, adapters, joint)
 
-    def _sample(self) -> None:
-        """Sample from the logits that are on their way and copy the tokens to the host.
+    def _sample(self, batch: list[RunningRequest]) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Sample from the logits of a batch and copy what comes of it to the host: where it will be.
 
         The slot of a request that has ended since may belong to another one already: its row has the padding slot.
         """
-        from practicum.engines.local.cuda_runner import record_event
-
-        batch, self._batch = self._batch, None
-        assert batch is not None, "there are no logits to sample from"
         runner, num_rows = self.runner, self.runner.batch_size(len(batch))
+        if batch != self._flags.batch:
+            self._flags = BatchFlags(batch, any_filtered(batch), any_top_logprobs(batch))
+        filtered, with_top = self._flags.filtered, self._flags.with_top
+        kept = runner.kept_buffers(batch) if filtered else None
+        top = runner.top_buffers(batch) if with_top else None
         padding = runner.kv_cache.padding_slot
-        self.masks.compute(batch)
         runner.send_slots([padding if req.finished else req.slot for req in batch], num_rows)
+        self.masks.wait()
         self._device_masks[:num_rows].copy_(self.masks.tensor[:num_rows], non_blocking=True)
-        key = (num_rows, any_filtered(batch), any_top_logprobs(batch))
-        kept, top = runner.kept_buffers(batch), runner.top_buffers(batch)
+        key = (num_rows, filtered, with_top)
         if runner.capturing:
             if key not in self._sample_graphs:
                 self._sample_graphs[key] = self._capture_sampling(key)
@@ -159,7 +160,7 @@ class ConstrainedSteps:
         results = runner.host_results.copy_to_host(num_rows)
         host_kept = None if kept is None else kept.copy_to_host(num_rows)
         host_top = None if top is None else top.copy_to_host(num_rows)
-        self._sampled = SampledStep(batch, results, host_kept, host_top, record_event(runner.device))
+        return results, host_kept, host_top
 
     @torch.inference_mode()
     def _sample_rows(self, num_rows: int, filtered: bool, with_top: bool) -> None:

@@ -1,12 +1,13 @@
 """Masks of the tokens that a batch's requests may sample next, for those whose replies must have a response format.
 
-On a CPU the masks of a step are computed by a thread of their own while the model computes the step's logits: they
-depend on the tokens before it only. On a GPU the model's work is beside the host's anyway.
+The masks of a step are computed by a thread of their own: they depend on the tokens before it only. On a CPU the model
+computes the step's logits meanwhile, on a GPU the engine's thread looks at the tokens that have just been sampled.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -36,17 +37,34 @@ class BatchMasks:
 
         Masks that are on their way and that nobody has waited for are given up.
         """
-        if self._future is not None:  # it writes to the same rows
+        matchers = self._prepare(running)
+        if matchers:
+            self._future = self._thread.submit(self._consume_and_compute, matchers)
+
+    def start_beside_host(self, running: Sequence[RunningRequest]) -> None:
+        """The same for a caller that goes on in Python: return as soon as the thread needs Python's lock no more.
+
+        Without it the caller would keep the lock for a switch interval, and the masks would come that much later.
+        """
+        matchers = self._prepare(running)
+        if matchers:
+            self.grammars.consume(matchers)
+            begun = threading.Event()
+            self._future = self._thread.submit(self.grammars.compute_masks, matchers, self.masks, begun.set)
+            self._future.add_done_callback(lambda _: begun.set())  # it may have failed before
+            begun.wait()
+
+    def _prepare(self, running: Sequence[RunningRequest]) -> list[tuple[GrammarMatcher, int]]:
+        """Wait for masks that write to the same rows, and return the matchers whose masks are to be computed."""
+        if self._future is not None:
             with contextlib.suppress(Exception):
                 self._future.result()
-        matchers = self._restrict(running)
-        self._future = self._thread.submit(self.grammars.fill, matchers, self.masks) if matchers else None
+            self._future = None
+        return self._restrict(running)
 
-    def compute(self, running: Sequence[RunningRequest]) -> None:
-        """Compute the masks of a batch's next tokens in this thread: the model's work needs no thread of the host."""
-        matchers = self._restrict(running)
-        if matchers:
-            self.grammars.fill(matchers, self.masks)
+    def _consume_and_compute(self, matchers: list[tuple[GrammarMatcher, int]]) -> None:
+        self.grammars.consume(matchers)
+        self.grammars.compute_masks(matchers, self.masks)
 
     def _restrict(self, running: Sequence[RunningRequest]) -> list[tuple[GrammarMatcher, int]]:
         """The matchers whose masks are to be computed, with their rows; the other rows allow every token."""
