@@ -154,7 +154,6 @@ def test_masks_that_are_derived_again_are_those_that_were_sampled_under(
         assert form is not None
         matcher, row = renderer.grammars.matcher(form), np.zeros((1, renderer.grammars.num_words), dtype=np.int32)
         for position, token in enumerate(reply.ids):
-            renderer.grammars.consume([(matcher, 0)])
             renderer.grammars.compute_masks([(matcher, 0)], row)
             assert np.array_equal(masks.table[masks.rows[position]], row[0])
             matcher.pending = token
