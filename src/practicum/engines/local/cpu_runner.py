@@ -41,16 +41,21 @@ def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
     return torch.zeros(masked.shape, dtype=dtype, device=masked.device).masked_fill_(masked, -torch.inf)[:, None]
 
 
-def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, keys] gives [R, T, H·D]."""
+def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Tensor) -> Tensor:
+    """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, keys] gives [R, T, H·D].
+
+    `scores` [R·K, H/K·T, keys] is overwritten: it is by far the largest tensor of a prompt, and memory that is allocated
+    for every layer and operation goes back to the system in between and is cleared by it page by page.
+    """
     rows, width, heads, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
     group = heads // kv_heads
     grouped = (q * size**-0.5).view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
-    scores = torch.matmul(grouped.reshape(rows, kv_heads, group * width, size), k.transpose(-1, -2))
-    scores = scores.view(rows, kv_heads, group, width, keys) + mask[:, :, None]
-    blocks = [rows * kv_heads] * block_count(keys)
-    result = _weighted_sum(scores.softmax(-1).view(rows * kv_heads, group * width, keys), v.flatten(0, 1), blocks)
+    grouped = grouped.reshape(rows * kv_heads, group * width, size)
+    torch.bmm(grouped, k.flatten(0, 1).transpose(-1, -2), out=scores)
+    scores.view(rows, kv_heads, group, width, keys).add_(mask[:, :, None])
+    torch.softmax(scores, -1, out=scores)
+    result = _weighted_sum(scores, v.flatten(0, 1), [rows * kv_heads] * block_count(keys))
     result = result.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
     return result.reshape(rows, width, heads * size)
 
@@ -300,12 +305,14 @@ class CpuRunner:
         def forward() -> None:
             mask = causal_mask(positions, num_keys, decoder.dtype)
             buffer = torch.zeros(2, len(rows), shape.kv_heads, num_keys, shape.head_size, dtype=decoder.dtype)
+            queries = shape.heads // shape.kv_heads * width
+            scores = torch.empty(len(rows) * shape.kv_heads, queries, num_keys, dtype=decoder.dtype)
 
             def attend(layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
                 kv_cache.write_prompts(layer, tokens, k, v)
                 if layer == last_layer:
                     return v
-                return attention(q, *kv_cache.read_prompts(layer, pages, buffer), mask)
+                return attention(q, *kv_cache.read_prompts(layer, pages, buffer), mask, scores)
 
             self._select_adapters([req for req, _ in members])
             decoder.hidden(ids, positions.clamp(max=limit), attend, keys_only=True)
