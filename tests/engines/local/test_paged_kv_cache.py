@@ -5,18 +5,22 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import LlamaForCausalLM
 
 from practicum.chat.renderer import Renderer
 from practicum.engines.base import Generation, Request, Sampling
 from practicum.engines.local import paged_kv_cache
-from practicum.engines.local.cpu_runner import CpuRunner, descending_order, row_parts
+from practicum.engines.local.cpu_runner import CpuRunner, attention, causal_mask, descending_order, row_parts
 from practicum.engines.local.engine import LocalEngine
 from practicum.engines.local.kv_cache import PrefixCache
 from practicum.engines.local.paged_kv_cache import PagedKVCache, block_count, block_of, block_start
+from practicum.engines.local.runner import RunningRequest
 from practicum.environment import Observation
 from practicum.models import loader
 from practicum.models.decoder import Decoder, Shape
@@ -89,6 +93,53 @@ def test_pages_hold_what_was_written_whatever_is_moved(
     assert cache.num_bytes <= 16 * cache.bytes_of(1) + num_blocks * small_bytes
 
 
+def test_pages_that_lie_one_after_the_other_are_read_as_those_that_do_not() -> None:
+    cache = make_cache()
+    states = torch.randn(3, 300, 2, 4)
+    for slot in range(3):
+        tokens = cache.prompt_tokens([(slot, 0, 300)])
+        cache.write_prompts(1, tokens, states[slot : slot + 1], -states[slot : slot + 1])
+    for slots in ([0, 1, 2], [1, 2], [2, 1, 0], [0, 2], [1]):
+        keys, values = cache.read_prompts(1, cache.prompt_pages(slots, 384), torch.zeros(2, len(slots), 2, 384, 4))
+        assert torch.equal(keys[:, :, :300], states[slots].transpose(1, 2))
+        assert torch.equal(values, -keys)
+
+
+class LargeResults(TorchDispatchMode):
+    """The tensors of at least so many bytes that operations return, one per memory that is written to."""
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        self.num_bytes = num_bytes
+        self.tensors: list[torch.Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.nbytes >= self.num_bytes:
+            known = {tensor.untyped_storage().data_ptr() for tensor in self.tensors}
+            if result.untyped_storage().data_ptr() not in known:
+                self.tensors.append(result)
+        return result
+
+
+def test_attention_in_one_tensor_of_scores_has_the_bits_of_single_operations() -> None:
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 40, 6, 32), torch.randn(3, 2, 384, 32), torch.randn(3, 2, 384, 32)
+    positions = torch.tensor([300, 200, 7])[:, None] + torch.arange(40)
+    mask = causal_mask(positions, 384, torch.float32)
+    grouped = (q * 32**-0.5).view(3, 40, 2, 3, 32).permute(0, 2, 3, 1, 4).reshape(3, 2, 120, 32)
+    weights = (torch.matmul(grouped, k.transpose(-1, -2)).view(3, 2, 3, 40, 384) + mask[:, :, None]).softmax(-1)
+    weights = weights.view(6, 120, 384)
+    parts = [slice(0, 64), slice(64, 128), slice(128, 256), slice(256, 384)]
+    expected = torch.bmm(weights[:, :, parts[0]], v.flatten(0, 1)[:, parts[0]])
+    for part in parts[1:]:
+        expected.baddbmm_(weights[:, :, part], v.flatten(0, 1)[:, part])
+    expected = expected.view(3, 2, 3, 40, 32).permute(0, 3, 1, 2, 4).reshape(3, 40, 192)
+    scores = torch.full((6, 120, 384), torch.nan)
+    for _ in range(2):
+        assert torch.equal(attention(q, k, v, mask, scores), expected)
+
+
 def test_a_long_request_of_smollm2_holds_its_own_tokens_only() -> None:
     cache = make_cache(SMOLLM2, 64)
     cache.reserve(0, 2000)
@@ -111,6 +162,23 @@ def generate(engine: LocalEngine, requests: list[Request]) -> list[Generation]:
             await engine.close()
 
     return asyncio.run(run())
+
+
+def test_a_pass_over_a_prompt_has_one_tensor_of_scores(
+    model: LlamaForCausalLM, renderer: Renderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One per layer and operation goes back to the system each time, and the next one waits for its page faults."""
+    large = LargeResults(4 * model.config.num_attention_heads * 500 * 500)
+    prefill = CpuRunner.prefill
+
+    def observed(runner: CpuRunner, wave: Sequence[RunningRequest]) -> None:
+        with large:
+            prefill(runner, wave)
+
+    monkeypatch.setattr(CpuRunner, "prefill", observed)
+    request = Request(tuple(range(30, 531)), Sampling(max_tokens=1), Task("t", "x", "train"), Observation(), ())
+    generate(LocalEngine(Decoder(model), renderer, max_batch=8), [request])
+    assert len(large.tensors) == 1
 
 
 def test_a_bound_that_is_far_too_small_changes_no_reply(model: LlamaForCausalLM, renderer: Renderer) -> None:

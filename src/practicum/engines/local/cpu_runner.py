@@ -44,8 +44,8 @@ def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Tensor) -> Tensor:
     """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, keys] gives [R, T, H·D].
 
-    `scores` [R·K, H/K·T, keys] is overwritten: it is by far the largest tensor of a prompt, and memory that is allocated
-    for every layer and operation goes back to the system in between and is cleared by it page by page.
+    `scores` [R·K, H/K·T, keys] is overwritten. It is by far the largest tensor of a pass: if each operation of each
+    layer allocated one, the memory would go back to the system in between, and cost a page fault per 4 KiB every time.
     """
     rows, width, heads, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]

@@ -73,8 +73,8 @@ class PromptPages:
     """The pages of one block that rows of prompts read: rows without one read zeros."""
 
     block: int
-    rows: Tensor
-    pages: Tensor
+    rows: slice | Tensor
+    pages: slice | Tensor
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,14 @@ class DecodeDestinations:
     block: int
     rows: slice
     index: Tensor
+
+
+def _index(numbers: Sequence[int]) -> slice | Tensor:
+    """An index of these numbers: a slice where they are consecutive, which is copied as a whole."""
+    first, count = numbers[0], len(numbers)
+    if numbers[-1] - first == count - 1 and all(number == first + i for i, number in enumerate(numbers)):
+        return slice(first, first + count)
+    return torch.tensor(numbers)
 
 
 def _prompt_tokens(block: int, parts: Tensor) -> PromptTokens:
@@ -267,7 +275,7 @@ class PagedKVCache(KVCache):
             self.reserve(slot, num_tokens)
         for block in range(block_count(num_tokens)):
             size = min(block_size(block), num_tokens - block_start(block))
-            pages = [self._pages[slot][block] for slot in slots]
+            pages = _index([self._pages[slot][block] for slot in slots])
             self._blocks[block][:, :, pages, :, :size] = entry.kv[block][:, :, None, :, :size]
 
     # -- attention ---------------------------------------------------------------------------
@@ -296,7 +304,7 @@ class PagedKVCache(KVCache):
             rows = [row for row, slot in enumerate(slots) if len(self._pages[slot]) > block]
             pages = [self._pages[slots[row]][block] for row in rows]
             if rows:
-                result.append(PromptPages(block, torch.tensor(rows), torch.tensor(pages)))
+                result.append(PromptPages(block, _index(rows), _index(pages)))
         return result
 
     def read_prompts(self, layer: int, pages: Sequence[PromptPages], out: Tensor) -> tuple[Tensor, Tensor]:
