@@ -50,7 +50,7 @@ class TensorRecord:
 
 def checksum(tensor: Tensor) -> str:
     """Return the SHA-256 of a tensor's bytes."""
-    return hashlib.sha256(_bytes_of(tensor.detach().to("cpu").contiguous())).hexdigest()
+    return hashlib.sha256(_bytes_of(tensor.detach().to("cpu").contiguous()).data).hexdigest()
 
 
 def checksums(tensors: Sequence[Tensor]) -> list[str]:
@@ -167,7 +167,7 @@ def _updated(name: str, record: TensorRecord, parts: Mapping[str, Tensor], targe
 def _read_header(message: Message) -> dict[str, Any]:
     """Return the header of a message, which is whole."""
     try:
-        view = memoryview(message[0])
+        view = message[0].data
         if int.from_bytes(view[:8], "little") != len(view) - 8:
             raise ValueError("its length is another")
         header: dict[str, Any] = json.loads(bytes(view[8:]))
