@@ -152,6 +152,24 @@ def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:
     asyncio.run(worker.close())
 
 
+def test_the_trained_weights_of_a_model_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listing them for every parameter took 0.1 s of every update for SmolLM2-135M, on both sides."""
+    config = resolve_train(overrides(tmp_path, "x", 2)).config
+    policy = build.build_policy(config, tmp_path, resolve_device(config), None)
+    listed: list[TrainablePolicy] = []
+    listing = TrainablePolicy.trained_parameters
+
+    def counted(model: TrainablePolicy) -> dict[str, torch.nn.Parameter]:
+        listed.append(model)
+        return listing(model)
+
+    monkeypatch.setattr(TrainablePolicy, "trained_parameters", counted)
+    tensors = trained_tensors(policy)
+    assert listed == [policy]
+    assert set(tensors) == {f"0/{name}" for name in listing(policy)}
+    asyncio.run(policy.close())
+
+
 def test_workers_share_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
