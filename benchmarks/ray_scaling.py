@@ -12,10 +12,11 @@
   tokens per turn), by one process and by four workers that share its GPU; the time of the rollouts.
 
 A round is a run with either number of workers, in turn the one and the other first. The first step of a run, which
-starts workers and engines, is not counted; of the others the median is. The time of the rollouts alone is kept too: the
-way of the weights is part of it, and the update of the learner is the same on both sides. The result is the median of the rounds'
-ratios, so that a machine that is slower for a while does not count for one side only. Processor time per step is that
-of all processes of a run, Ray's own too. With `--out FILE` that exists, its rounds are kept and more are added.
+starts workers and engines, is not counted; of the others the median is. The time of the rollouts alone is kept too:
+the way of the weights is part of it, and the learner's update is the same on both sides. The result is the median of
+the rounds' ratios, so that a machine that is slower for a while does not count for one side only. Processor time per
+step is that of all processes of a run, Ray's own too. With `--out FILE` that exists, its rounds are kept and more are
+added.
 """
 
 from __future__ import annotations
