@@ -57,7 +57,9 @@ MODULES = {
 def prepare() -> None:
     """Put `src` and the contents of `wheels` on the path, after the machine's own packages; find SmolLM2's weights."""
     sys.path.insert(0, str(ROOT / "src"))
-    site = WHEELS / "site"
+    site = (
+        WHEELS / "site-packages"
+    )  # dill, in which datasets computes fingerprints, takes only such a folder for installed
     for wheel in sorted(WHEELS.glob("*.whl")):
         mark = site / f".{wheel.stem}"
         if not mark.exists():
@@ -117,8 +119,8 @@ def show() -> str:
         "  pip download --no-deps --only-binary=:all: --python-version 3.12 --platform manylinux_2_28_x86_64 "
         "--platform manylinux2014_x86_64 -d wheels NAME==VERSION",
         "  (a source package: pip wheel --no-deps -w wheels NAME==VERSION)",
-        "The wheels are unpacked into wheels/site on first use and put behind the machine's own packages. The GGUF",
-        "file lies in wheels/ too, whole or cut into NAME.gguf.part0, NAME.gguf.part1, ... (split -d -a 1 -b 47M);",
+        "The wheels are unpacked into wheels/site-packages on first use and put behind the machine's own packages.",
+        "The GGUF file lies in wheels/ too, whole or cut: NAME.gguf.part0, NAME.gguf.part1, ... (split -d -a 1 -b 47M);",
         "$PRACTICUM_SMOLLM2 names another place.",
     ]
     return "\n".join(lines)

@@ -17,11 +17,16 @@ LOGITS_PER_BLOCK = 4096
 """Logits that a program processes at a time."""
 
 
-def float32_matmul(x: Tensor, weight: Tensor) -> Tensor:
-    """x @ weight.T in float32, whatever their dtype: a logit of 20 in bfloat16 is off by up to 0.06."""
+def float32_matmul(x: Tensor, weight: Tensor, out: Tensor | None = None) -> Tensor:
+    """x @ weight.T in float32, whatever their dtype: a logit of 20 in bfloat16 is off by up to 0.06.
+
+    `out`: a float32 tensor that takes the result.
+    """
     if x.dtype == torch.float32 or not x.is_cuda:
-        return x.float() @ weight.t().float()
-    return torch.mm(x, weight.t(), out_dtype=torch.float32)
+        return torch.matmul(x.float(), weight.t().float(), out=out)
+    if out is None:
+        return torch.mm(x, weight.t(), out_dtype=torch.float32)
+    return torch.mm(x, weight.t(), out_dtype=torch.float32, out=out)
 
 
 @triton.jit

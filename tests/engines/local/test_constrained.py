@@ -154,7 +154,7 @@ def test_masks_that_are_derived_again_are_those_that_were_sampled_under(
         assert form is not None
         matcher, row = renderer.grammars.matcher(form), np.zeros((1, renderer.grammars.num_words), dtype=np.int32)
         for position, token in enumerate(reply.ids):
-            renderer.grammars.fill([(matcher, 0)], row)
+            renderer.grammars.compute_masks([(matcher, 0)], row)
             assert np.array_equal(masks.table[masks.rows[position]], row[0])
             matcher.pending = token
     with pytest.raises(UserError, match=r"Token 0 of a reply \(5\) is not allowed by its response format"):

@@ -1,10 +1,10 @@
 """Decode steps on a GPU while the replies of some requests must have a response format.
 
 The tokens that may be sampled next depend on the last token, which the host has to see: a graph of several steps is not
-possible. A step is two graphs, one up to the logits and one that samples. As soon as the tokens of a step are there,
-the host computes the next masks and starts the next sampling, behind the logits that the GPU is computing meanwhile,
-and the logits after it; only then does the engine look at the tokens. So the GPU waits only where the masks take longer
-than the logits, and a request that has ended takes one more step, whose token is dropped.
+possible. A step is two graphs, one up to the logits and one that samples, and the logits of the next step are computed
+while the host works on a step's tokens: a thread computes the masks, and the engine appends the tokens and looks for
+their end meanwhile. So the GPU waits only where that takes longer than the logits, and a request that has ended takes
+one more step, whose token is dropped.
 """
 
 from __future__ import annotations
@@ -32,18 +32,20 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class SampledStep:
-    """A step whose tokens are on their way to the host, and where they will be."""
+class StepBatch:
+    """The requests of a step in the order of its rows, and what the step has to do for any of them."""
 
-    batch: list[RunningRequest]
-    results: Tensor
-    kept: Tensor | None
-    top: Tensor | None
-    done: Any
+    requests: list[RunningRequest]
+    num_rows: int
+    adapters: tuple[str, ...]
+    joint: bool
+    """Whether a shared prefix is read jointly."""
+    filtered: bool
+    with_top: bool
 
 
 class ConstrainedSteps:
-    """Single decode steps of a `CudaRunner`; a call returns the tokens of one step and starts the next."""
+    """Single decode steps of a `CudaRunner`; a call returns the tokens of one and starts the logits of the next."""
 
     def __init__(self, runner: CudaRunner, running: Sequence[RunningRequest]) -> None:
         self.runner = runner
@@ -52,30 +54,28 @@ class ConstrainedSteps:
         assert masks is not None, "no request has a response format"
         self.masks: BatchMasks = masks
         self._device_masks = torch.full_like(masks.tensor, -1, device=runner.device)
+        self._copy_stream: Any = torch.cuda.Stream(runner.device) if runner.capturing else None  # type: ignore[no-untyped-call]
         self._logits = torch.empty(0, runner.decoder.shape.vocabulary, device=runner.device)
         """The logits of a step [rows, V], which one graph writes and the other reads."""
-        self._batch: list[RunningRequest] | None = None
-        """The requests whose next logits are computed or on their way, in the order of the rows."""
-        self._sampled: SampledStep | None = None
+        self._batch: StepBatch | None = None
+        """The batch whose next logits are computed or on their way."""
         self._forward_graphs: dict[tuple[int, tuple[str, ...], bool], Any] = {}
         self._sample_graphs: dict[tuple[int, bool, bool], Any] = {}
 
     @property
     def is_pending(self) -> bool:
-        """Whether logits are on their way that nothing was sampled from yet, or tokens that nobody has taken."""
-        if self._batch is not None and all(req.finished for req in self._batch):
+        """Whether logits are on their way that nothing was sampled from yet."""
+        if self._batch is not None and all(req.finished for req in self._batch.requests):
             self._batch = None
-        if self._sampled is not None and all(req.finished for req in self._sampled.batch):
-            self._sampled = None
-        return self._batch is not None or self._sampled is not None
+        return self._batch is not None
 
     @property
     def has_graphs(self) -> bool:
         return bool(self._forward_graphs or self._sample_graphs)
 
     def reset(self) -> None:
-        """Forget the logits and tokens that are on their way."""
-        self._batch = self._sampled = None
+        """Forget the logits that are on their way."""
+        self._batch = None
 
     def reset_graphs(self) -> None:
         """Drop captured graphs after buffers have moved."""
@@ -83,73 +83,85 @@ class ConstrainedSteps:
         self._sample_graphs.clear()
 
     def decode(self, running: list[RunningRequest], end_ids: Sequence[int]) -> DecodeOutput:
-        """Take the tokens of the step that was sampled last, and start the next one of `running`."""
-        from practicum.engines.local.cuda_runner import decoded_tokens
+        """Sample from the logits that are on their way, start those of the next step of `running`, and return the
+        tokens that were sampled."""
+        from practicum.engines.local.cuda_runner import decoded_tokens, record_event
 
-        num_steps = 0
         if not self.is_pending:
-            num_steps += self._launch(running)
-        if self._sampled is None:
-            self._sample()
-            num_steps += self._launch(running)
-        sampled, self._sampled = self._sampled, None
-        assert sampled is not None
-        if sampled.done is not None:
-            sampled.done.synchronize()
-        self.masks.append(sampled.batch, sampled.results[: len(sampled.batch), 0, 0].long().tolist())
+            self._launch(self._next_batch(running, None))
+        batch, self._batch = self._batch, None
+        assert batch is not None, "no request needs a token"
+        next_batch = self._next_batch(running, batch)  # before the masks are waited for
+        results, kept, top = self._sample(batch)
+        done = record_event(self.runner.device)
+        self._launch(next_batch)
+        if done is not None:
+            done.synchronize()
+        self.masks.append(batch.requests, results[: len(batch.requests), 0, 0].numpy().astype(int).tolist())
+        self._start_masks()
+        if kept is not None:
+            append_kept(batch.requests, kept[:, :1])
+        if top is not None:
+            append_top_logprobs(batch.requests, top[:, :1])
+        return DecodeOutput(1, decoded_tokens(batch.requests, results[:, :1], end_ids))
+
+    def _start_masks(self) -> None:
+        """Start to compute the masks of the logits that are on their way."""
         if self._batch is not None:
-            self._sample()
-            num_steps += self._launch(running)
-        if sampled.kept is not None:
-            append_kept(sampled.batch, sampled.kept[:, :1])
-        if sampled.top is not None:
-            append_top_logprobs(sampled.batch, sampled.top[:, :1])
-        return DecodeOutput(num_steps, decoded_tokens(sampled.batch, sampled.results[:, :1], end_ids))
+            self.masks.start(self._batch.requests, wait_until_begun=True)
 
-    def _launch(self, running: list[RunningRequest]) -> int:
-        """Start to compute the logits of the next tokens, if any request needs them; the number of steps started.
+    def _next_batch(self, running: list[RunningRequest], last: StepBatch | None) -> StepBatch | None:
+        """The batch whose logits are computed next, if any request needs them; `last` is the one before it.
 
-        While another step is under way its tokens count too: a request may turn out to have ended, no more.
+        Tokens that are still to be sampled count too: a request may turn out to have ended, no more.
         """
         if not any_constrained(running) or all(req.num_scheduled >= req.max_new_tokens for req in running):
-            return 0
-        runner, num_rows = self.runner, self.runner.batch_size(len(running))
-        if num_rows > len(self._logits):
+            return None
+        runner, requests = self.runner, list(running)
+        if last is not None and last.requests == requests:
+            filtered, with_top = last.filtered, last.with_top
+        else:
+            filtered, with_top = any_filtered(requests), any_top_logprobs(requests)
+        adapters, joint = runner.adapters_of(requests), runner.groups.update(requests)
+        return StepBatch(requests, runner.batch_size(len(requests)), adapters, joint, filtered, with_top)
+
+    def _launch(self, batch: StepBatch | None) -> None:
+        """Start to compute the next logits of a batch."""
+        self._batch = batch
+        if batch is None:
+            return
+        runner = self.runner
+        if batch.num_rows > len(self._logits):
             self.reset_graphs()
-            self._logits = torch.empty(num_rows, self._logits.shape[1], device=runner.device)
-        key = (num_rows, runner.adapters_of(running), runner.groups.update(list(running)))
-        runner.send_slots([req.slot for req in running], num_rows)
-        for req in running:
+            self._logits = torch.empty(batch.num_rows, self._logits.shape[1], device=runner.device)
+        runner.send_slots([req.slot for req in batch.requests], batch.num_rows)
+        for req in batch.requests:
             req.num_scheduled += 1
-        self._batch = list(running)
+        key = (batch.num_rows, batch.adapters, batch.joint)
         if not runner.capturing:
             self._forward(*key)
-            return 1
+            return
         if key not in self._forward_graphs:
             self._forward_graphs[key] = runner.capture(lambda: self._forward(*key), lambda: self._forward(*key))
         self._forward_graphs[key].replay()
-        return 1
 
     @torch.inference_mode()
     def _forward(self, num_rows: int, adapters: tuple[str, ...], joint: bool) -> None:
-        self._logits[:num_rows] = self.runner.next_logits(num_rows, adapters, joint)
+        self.runner.next_logits(num_rows, adapters, joint, self._logits[:num_rows])
 
-    def _sample(self) -> None:
-        """Sample from the logits that are on their way and copy the tokens to the host.
+    def _sample(self, batch: StepBatch) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Sample from the logits of a batch and copy what comes of it to the host: where it will be.
 
         The slot of a request that has ended since may belong to another one already: its row has the padding slot.
         """
-        from practicum.engines.local.cuda_runner import record_event
-
-        batch, self._batch = self._batch, None
-        assert batch is not None, "there are no logits to sample from"
-        runner, num_rows = self.runner, self.runner.batch_size(len(batch))
+        runner, num_rows = self.runner, batch.num_rows
+        kept = runner.kept_buffers(batch.requests) if batch.filtered else None
+        top = runner.top_buffers(batch.requests) if batch.with_top else None
         padding = runner.kv_cache.padding_slot
-        self.masks.compute(batch)
-        runner.send_slots([padding if req.finished else req.slot for req in batch], num_rows)
-        self._device_masks[:num_rows].copy_(self.masks.tensor[:num_rows], non_blocking=True)
-        key = (num_rows, any_filtered(batch), any_top_logprobs(batch))
-        kept, top = runner.kept_buffers(batch), runner.top_buffers(batch)
+        runner.send_slots([padding if req.finished else req.slot for req in batch.requests], num_rows)
+        self.masks.wait()
+        self._send_masks(num_rows)
+        key = (num_rows, batch.filtered, batch.with_top)
         if runner.capturing:
             if key not in self._sample_graphs:
                 self._sample_graphs[key] = self._capture_sampling(key)
@@ -159,7 +171,16 @@ class ConstrainedSteps:
         results = runner.host_results.copy_to_host(num_rows)
         host_kept = None if kept is None else kept.copy_to_host(num_rows)
         host_top = None if top is None else top.copy_to_host(num_rows)
-        self._sampled = SampledStep(batch, results, host_kept, host_top, record_event(runner.device))
+        return results, host_kept, host_top
+
+    def _send_masks(self, num_rows: int) -> None:
+        """Copy the masks to the device beside the logits that are on their way; the last sampling is over."""
+        if self._copy_stream is None:
+            self._device_masks[:num_rows].copy_(self.masks.tensor[:num_rows])
+            return
+        with torch.cuda.stream(self._copy_stream):
+            self._device_masks[:num_rows].copy_(self.masks.tensor[:num_rows], non_blocking=True)
+        torch.cuda.current_stream().wait_stream(self._copy_stream)
 
     @torch.inference_mode()
     def _sample_rows(self, num_rows: int, filtered: bool, with_top: bool) -> None:

@@ -367,8 +367,8 @@ class CudaRunner:
         """Feed the last token of every row and sample the next."""
         self.sample(self.next_logits(num_rows, adapters, joint), filtered, with_top, step)
 
-    def next_logits(self, num_rows: int, adapters: tuple[str, ...], joint: bool) -> Tensor:
-        """Feed the last token of every row: the logits of the next [W, V] in float32."""
+    def next_logits(self, num_rows: int, adapters: tuple[str, ...], joint: bool, out: Tensor | None = None) -> Tensor:
+        """Feed the last token of every row: the logits of the next [W, V] in float32, in `out` where it is given."""
         decoder, state = self.decoder, self.state
         slots, groups = self._slots[:num_rows], self.groups.batch(num_rows)
         self._select_adapters(adapters, slots)
@@ -389,7 +389,10 @@ class CudaRunner:
         hidden = add_norm(x, delta, decoder.final_norm, epsilon, x)
         head = decoder.model.lm_head
         plain = type(head) is torch.nn.Linear and head.bias is None
-        return float32_matmul(hidden, head.weight) if plain else decoder.logits(hidden).float()
+        if plain:
+            return float32_matmul(hidden, head.weight, out)
+        logits = decoder.logits(hidden).float()
+        return logits if out is None else out.copy_(logits)
 
     def sample(self, logits: Tensor, filtered: bool, with_top: bool, step: int, masks: Tensor | None = None) -> None:
         """Sample a token per row of logits [W, V], among those of `masks` [W, words] where it is given.
