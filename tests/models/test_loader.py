@@ -185,3 +185,17 @@ def test_smollm2_is_read_from_the_file_one_names(tmp_path: Path, monkeypatch: py
         loader.smollm2.weights_file()
     file.touch()
     assert loader.smollm2.weights_file() == file
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "branch"),
+    [
+        ("vendor_id : GenuineIntel\nflags : fpu avx2 avx512f amx_tile\n", "AVX512,STRICT"),
+        ("vendor_id : GenuineIntel\nflags : fpu avx2\n", "AVX2,STRICT"),
+        ("vendor_id : GenuineIntel\nflags : fpu sse4_2\n", None),
+        ("vendor_id : AuthenticAMD\nflags : fpu avx2 avx512f\n", None),
+        ("CPU implementer : 0x41\n", None),
+    ],
+)
+def test_mkl_is_strict_where_its_products_depend_on_their_rows(cpuinfo: str, branch: str | None) -> None:
+    assert loader.strict_mkl_branch(cpuinfo) == branch

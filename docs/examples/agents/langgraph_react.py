@@ -28,9 +28,7 @@ async def solve(task) -> None:
     model = ChatOpenAI(model="policy", base_url=task.base_url, api_key=task.api_key, http_async_client=CLIENT)
     functions = [tool["function"] for tool in task.tools]
     tools = [
-        StructuredTool(
-            name=f["name"], description=f["description"], args_schema=f["parameters"], coroutine=calculator
-        )
+        StructuredTool(name=f["name"], description=f["description"], args_schema=f["parameters"], coroutine=calculator)
         for f in functions
     ]
     try:

@@ -89,6 +89,7 @@ class ConstrainedSteps:
 
         if not self.is_pending:
             self._launch(self._next_batch(running, None))
+            self._start_masks()
         batch, self._batch = self._batch, None
         assert batch is not None, "no request needs a token"
         next_batch = self._next_batch(running, batch)  # before the masks are waited for
