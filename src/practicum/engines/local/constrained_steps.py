@@ -3,7 +3,7 @@
 The tokens that may be sampled next depend on the last token, which the host has to see: a graph of several steps is not
 possible. A step is two graphs, one up to the logits and one that samples, and behind each sampling the logits of the
 next step are started. While the GPU computes them the engine looks at the tokens and the host computes the masks, so it
-waits only where that takes longer than the logits. A request that has ended takes one more step, whose token is dropped.
+waits only where that takes longer than the logits. A request that has ended takes one step more; its token is dropped.
 """
 
 from __future__ import annotations
