@@ -12,9 +12,11 @@
   tokens per turn), by one process and by four workers that share its GPU; the time of the rollouts.
 
 A round is a run with either number of workers, in turn the one and the other first. The first step of a run, which
-starts workers and engines, is not counted; of the others the median is. The result is the median of the rounds'
-ratios, so that a machine that is slower for a while does not count for one side only. Processor time per step is that
-of all processes of a run, Ray's own too. With `--out FILE` that exists, its rounds are kept and more are added.
+starts workers and engines, is not counted; of the others the median is. The time of the rollouts alone is kept too:
+the way of the weights is part of it, and the learner's update is the same on both sides. The result is the median of
+the rounds' ratios, so that a machine that is slower for a while does not count for one side only. Processor time per
+step is that of all processes of a run, Ray's own too. With `--out FILE` that exists, its rounds are kept and more are
+added.
 """
 
 from __future__ import annotations
@@ -156,9 +158,10 @@ def run(case: str, folder: Path, number: int, steps: int, num_workers: int) -> d
             time.sleep(0.1)
     if started.returncode:
         raise SystemExit(f"{name} failed:\n{(folder / f'{name}.log').read_text()[-3000:]}")
-    values = [json.loads(line)[metric] for line in timing.read_text().splitlines()[1:]]
+    lines = [json.loads(line) for line in timing.read_text().splitlines()[1:]]
     return {
-        "seconds": [round(value, 4) for value in values],
+        "seconds": [round(line[metric], 4) for line in lines],
+        "rollout_seconds": [round(line["timing/rollout"], 4) for line in lines],
         "processor_seconds": round((marks[-1] - marks[0]) / (len(marks) - 1), 4) if len(marks) > 1 else None,
     }
 

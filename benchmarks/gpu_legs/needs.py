@@ -120,7 +120,7 @@ def show() -> str:
         "--platform manylinux2014_x86_64 -d wheels NAME==VERSION",
         "  (a source package: pip wheel --no-deps -w wheels NAME==VERSION)",
         "The wheels are unpacked into wheels/site-packages on first use and put behind the machine's own packages.",
-        "The GGUF file lies in wheels/ too, whole or cut: NAME.gguf.part0, NAME.gguf.part1, ... (split -d -a 1 -b 47M);",
+        "The GGUF file lies in wheels/ too, whole or cut: NAME.gguf.part0, NAME.gguf.part1 (split -d -a 1 -b 47M);",
         "$PRACTICUM_SMOLLM2 names another place.",
     ]
     return "\n".join(lines)

@@ -47,7 +47,7 @@ from practicum.training.objective import Objective, head_logprobs, hidden_states
 from practicum.training.unsharded_copy import UnshardedCopy
 from practicum.trajectory import Attempt, Trajectory
 
-PROBE, PROBE_TOKENS = "What is 17 + 25, and how do you know?", 16
+PROBE, PROBE_TOKENS, SHORT_PROBE_TOKENS = "What is 17 + 25, and how do you know?", 16, 4
 SampledReply = tuple[list[int], list[int], list[float]]
 """A prompt, a reply to it, and the log-probs of the reply's tokens."""
 GPU_MICRO_BATCH_TOKENS = 16384
@@ -313,11 +313,11 @@ class TrainablePolicy:
                 await stack.enter_async_context(model.engine.gate.paused())
             yield
 
-    async def probe(self) -> SampledReply:
+    async def probe(self, num_tokens: int = PROBE_TOKENS) -> SampledReply:
         """Sample a short reply with the engine: a prompt, the reply and its log-probs, for `score_difference`."""
         observation = Observation((Message("user", PROBE),))
         prompt = tuple(token for span in self.renderer.start(observation.messages, ()) for token in span.ids)
-        sampling = Sampling(max_tokens=PROBE_TOKENS, seed=0)
+        sampling = Sampling(max_tokens=num_tokens, seed=0)
         task = Task("probe", "probe", "val")
         request = Request(prompt, sampling, task, observation, observation.messages, final=True)
         generation = await self.engine.generate(request)

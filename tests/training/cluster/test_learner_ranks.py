@@ -14,7 +14,7 @@ import pytest
 from practicum.config.resolve import resolve_train
 from practicum.errors import UserError
 from practicum.training.cluster import rank_actor
-from practicum.training.cluster.learner_ranks import Ending, _cause, choose_first_node, make_job
+from practicum.training.cluster.learner_ranks import Ending, choose_first_node, first_failure, make_job
 from practicum.training.cluster.rank_actor import RankActor
 from practicum.training.ranks import is_lost_connection
 
@@ -25,24 +25,24 @@ def test_a_rank_that_was_ended_from_outside_is_the_cause() -> None:
     """Whatever the others fail with comes from that, also an error that is not known to be one of messages."""
     killed, node = Ending(1, -9), Ending(1)
     for dead in (killed, node):
-        assert _cause([Ending(0, 1, None, "RuntimeError: Broken pipe"), dead]) is dead
-        assert _cause([Ending(0, 2, LOST), dead]) is dead
-    assert _cause([Ending(0, 2, LOST)]).rank == 0
+        assert first_failure([Ending(0, 1, None, "RuntimeError: Broken pipe"), dead]) is dead
+        assert first_failure([Ending(0, 2, LOST), dead]) is dead
+    assert first_failure([Ending(0, 2, LOST)]).rank == 0
 
 
 def test_a_rank_that_ray_has_ended_is_started_again() -> None:
     """Its node died and came back a moment before, with the same address."""
     line = "[2026-11-19 21:43:27,028 C 19928 19928] raylet_ipc_client.cc:85: Failed to connect to socket at address:x\n"
     lost = Ending(0, 1, None, "[W1119 socket.cpp:207] [c10d] no hostname\n" + line + "*** StackTrace Information ***\n")
-    assert _cause([Ending(1, 2, LOST), lost]) is lost
+    assert first_failure([Ending(1, 2, LOST), lost]) is lost
     assert lost.describe() == "rank 0 was ended by Ray, which has lost its node"
 
 
 def test_an_error_of_the_program_is_none_to_start_again_from() -> None:
     with pytest.raises(RuntimeError, match="Rank 1 failed:\nZeroDivisionError"):
-        _cause([Ending(0, 2, LOST), Ending(1, 1, None, "ZeroDivisionError")])
+        first_failure([Ending(0, 2, LOST), Ending(1, 1, None, "ZeroDivisionError")])
     with pytest.raises(UserError, match="no such file"):
-        _cause([Ending(0, 2, ("user_error", "no such file")), Ending(1, -9)])
+        first_failure([Ending(0, 2, ("user_error", "no such file")), Ending(1, -9)])
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 from practicum.training.cluster import weights
-from practicum.training.cluster.weights import WeightsRefused
+from practicum.training.cluster.weights import Message, WeightsRefused
 
 
 def tensors(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
@@ -21,6 +24,21 @@ def tensors(seed: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Te
 
 def copies(source: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in source.items()}
+
+
+def size(message: Message) -> int:
+    return sum(len(part) for part in message)
+
+
+def flipped(message: Message, position: int, bit: int) -> Message:
+    """A copy of a message with another bit at a position of its file."""
+    copy = [part.copy() for part in message]
+    for part in copy:
+        if position < len(part):
+            part[position] ^= 1 << bit
+            return copy
+        position -= len(part)
+    raise IndexError(position)
 
 
 def test_whole_tensors_arrive_on_any_version() -> None:
@@ -37,7 +55,7 @@ def test_changes_are_sent_where_few_elements_differ() -> None:
     after["a"][3, 5] += 1
     after["a"][39, 29] = float("nan")
     message = weights.encode(after, 2, (1, before))
-    assert len(message) < len(weights.encode(after, 2)) / 2
+    assert size(message) < size(weights.encode(after, 2)) / 2
     received = copies(before)
     assert weights.apply(message, received, 1) == 2
     assert torch.equal(received["a"].view(torch.int16), after["a"].view(torch.int16))
@@ -102,22 +120,40 @@ def test_no_bit_of_a_message_may_be_another() -> None:
     after = copies(before)
     after["a"][3, 5] += 1
     for message, current in ((weights.encode(after, 2), None), (weights.encode(after, 2, (1, before)), 1)):
-        for position in range(len(message)):
-            damaged = bytearray(message)
-            damaged[position] ^= 1 << position % 8
+        for position in range(size(message)):
             received = copies(before)
             with pytest.raises(WeightsRefused):
-                weights.apply(bytes(damaged), received, current)
+                weights.apply(flipped(message, position, position % 8), received, current)
             assert torch.equal(received["a"], before["a"])
+
+
+def test_a_header_that_says_something_else_is_refused() -> None:
+    """The checksum in the header covers names, shapes, dtypes and places of the tensors too."""
+    message = weights.encode({"a": torch.zeros(4, 6)}, 1)
+    for old, new in ((b"[4, 6]", b"[6, 4]"), (b'"F32"', b'"I32"'), (b"[0, 96]", b"[0, 92]"), (b'"a": {', b'"b": {')):
+        header = bytes(message[0])
+        assert header.count(old) == 1
+        changed = np.frombuffer(header.replace(old, new), dtype=np.uint8)
+        with pytest.raises(WeightsRefused, match="the header does not have the checksum"):
+            weights.apply([changed, *message[1:]], {"a": torch.zeros(4, 6)}, None)
 
 
 @pytest.mark.parametrize("position", [0, 20, -1, -500])
 def test_a_damaged_message_is_refused_and_changes_nothing(position: int) -> None:
-    message = bytearray(weights.encode(tensors(0), 1))
-    message[position] ^= 0x10
+    message = weights.encode(tensors(0), 1)
+    message = flipped(message, position % size(message), 4)
     received = copies(tensors(1))
     with pytest.raises(WeightsRefused):
-        weights.apply(bytes(message), received, None)
+        weights.apply(message, received, None)
+    assert all(torch.equal(received[name], value) for name, value in tensors(1).items())
+
+
+def test_parts_that_are_missing_or_in_another_order_are_refused() -> None:
+    header, *parts = weights.encode(tensors(0), 1)
+    received = copies(tensors(1))
+    for others in ([], parts[:-1], [*parts, parts[0]], parts[::-1], [parts[0][:-4], *parts[1:]]):
+        with pytest.raises(WeightsRefused, match="the message is damaged"):
+            weights.apply([header, *others], received, None)
     assert all(torch.equal(received[name], value) for name, value in tensors(1).items())
 
 
@@ -131,19 +167,53 @@ def test_a_message_for_another_model_is_refused() -> None:
     with pytest.raises(WeightsRefused, match="torch.float32"):
         weights.apply(message, tensors(1, torch.bfloat16), None)
     with pytest.raises(WeightsRefused, match="no readable header"):
-        weights.apply(b"", {}, None)
+        weights.apply([], {}, None)
 
 
 def test_a_message_is_read_where_it_lies_and_not_kept() -> None:
     """Workers get it as memory that they share with others; their weights must not be views of it."""
     sent, received = tensors(0), copies(tensors(1))
-    buffer = bytearray(weights.encode(sent, 1))
-    assert weights.apply(memoryview(buffer).toreadonly(), received, None) == 1
-    buffer[:] = bytes(len(buffer))
+    memory = [part.copy() for part in weights.encode(sent, 1)]
+    views = [part.view() for part in memory]
+    for view in views:
+        view.flags.writeable = False
+    assert weights.apply(views, received, None) == 1
+    for part in memory:
+        part[:] = 0
     assert all(torch.equal(sent[name], received[name]) for name in sent)
 
 
+def test_a_message_has_no_copy_of_the_weights() -> None:
+    """Its parts are the learner's own memory, which is copied when the message is sent and not before."""
+    sent = {"a": torch.randn(40, 30), "b": torch.randn(7).bfloat16()}
+    _, *parts = weights.encode(sent, 1)
+    assert [part.ctypes.data for part in parts] == [sent["a"].data_ptr(), sent["b"].data_ptr()]
+
+
 def test_a_message_is_a_safetensors_file() -> None:
-    sent = tensors(0)
-    for name, value in safetensors.torch.load(bytes(weights.encode(sent, 1))).items():
+    """`safetensors` reads it, tensors of no elements and of no dimensions too."""
+    sent = {
+        "byte": torch.arange(-3, 4, dtype=torch.int8),
+        "half": torch.randn(3, 5).bfloat16(),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(2.5),
+        "columns": torch.randn(6, 4).t(),
+        "is": torch.tensor([True, False, True]),
+        "long": torch.tensor([2**40]),
+    }
+    message = weights.encode(sent, 1)
+    data = b"".join(part.tobytes() for part in message)
+    file = safetensors.torch.load(data)
+    assert set(file) == set(sent)
+    for name, value in file.items():
+        assert value.dtype == sent[name].dtype
         assert torch.equal(value, sent[name])
+    received = {name: torch.zeros_like(value).contiguous() for name, value in sent.items()}
+    assert weights.apply(message, received, None) == 1
+    assert all(torch.equal(received[name], value) for name, value in sent.items())
+
+
+def test_checksums_are_those_of_sha256_in_the_order_of_the_tensors() -> None:
+    values = [torch.randn(size) for size in (3, 4000, 0, 70, 4000)]
+    assert weights.checksums(values) == [hashlib.sha256(value.numpy().tobytes()).hexdigest() for value in values]
+    assert weights.checksums([]) == []

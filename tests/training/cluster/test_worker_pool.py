@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import math
+import pickle
 import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -24,7 +26,7 @@ from practicum.task import Task
 from practicum.training.cluster import ray_session, weights, worker_pool
 from practicum.training.cluster.rollout_worker import decode_attempt
 from practicum.training.cluster.worker_pool import LEDGER, RolloutWorkerPool
-from practicum.training.trainable_policy import RolloutRequest
+from practicum.training.trainable_policy import PROBE_TOKENS, SHORT_PROBE_TOKENS, RolloutRequest
 from practicum.trajectory import Attempt, Outcome, Trajectory, plan_attempts
 
 AGENT = Agent()
@@ -42,6 +44,7 @@ class FakeWorker:
         self.tensors = {"w": torch.zeros(100, 10, dtype=torch.bfloat16)}
         self.version: int | None = None
         self.sizes: list[int] = []
+        self.probes: list[int] = []
         self.running = 0
 
     async def describe(self) -> dict[str, Any]:
@@ -51,9 +54,9 @@ class FakeWorker:
         return {**location, "version": __version__, "failure": self.cluster.failure, "agents": {}}
 
     async def update_weights(self, message: Any, versions: Any) -> str | None:
-        self.sizes.append(len(message))
+        self.sizes.append(sum(len(part) for part in message))
         try:
-            self.version = weights.apply(bytes(message), self.tensors, self.version)
+            self.version = weights.apply(message, self.tensors, self.version)
         except weights.WeightsRefused as refused:
             return str(refused)
         return None
@@ -61,8 +64,9 @@ class FakeWorker:
     async def reset(self, versions: Any) -> None:
         return None
 
-    async def probe(self) -> tuple[list[int], list[int], list[float]]:
-        return [], [], []
+    async def probe(self, num_tokens: int) -> tuple[list[int], list[int], list[float]]:
+        self.probes.append(num_tokens)
+        return [], [0] * num_tokens, [0.0] * num_tokens
 
     async def run(self, attempt: str, agent: str, version: int, provenance: str, exact: bool) -> tuple[str, bytes]:
         self.running += 1
@@ -128,7 +132,7 @@ class FakeCluster:
         return [{"NodeID": f"m{index}", "Alive": True} for index in range(self.machines)]
 
     def put(self, value: Any) -> Any:
-        return value
+        return pickle.loads(pickle.dumps(value, protocol=5))  # what was put does not change with the sender's memory
 
     def kill(self, actor: Any) -> None:
         actor.worker.died.set()
@@ -141,13 +145,15 @@ class FakePolicy:
         self.version, self.concurrency, self.role_engines = 0, 2, {}
         self.decoder = SimpleNamespace(device=torch.device("cpu"))
         self.tensors = {"w": torch.zeros(100, 10, dtype=torch.bfloat16)}
+        self.differences: dict[int, float] = {}
+        """Between learner and worker, by the number of tokens that are compared."""
 
     @property
     def models(self) -> list[FakePolicy]:
         return [self]
 
     def score_difference(self, sampled: Any) -> float:
-        return 0.0
+        return self.differences.get(len(sampled[1]), 0.0)
 
     def update(self) -> None:
         self.version += 1
@@ -269,6 +275,38 @@ def test_workers_on_the_learner_s_machine_get_whole_tensors(play: Callable[..., 
         assert len(worker.sizes) == 3
 
     play(scenario, places=1, num_workers=1)
+
+
+def test_few_tokens_show_that_new_weights_are_used_and_more_of_them_decide(play: Callable[..., Any]) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        await pool.roll_out(policy, request(plan("a/")))
+        (worker,) = cluster.ready
+        policy.update()
+        await pool.roll_out(policy, request(plan("b/")))
+        assert worker.probes == [PROBE_TOKENS, SHORT_PROBE_TOKENS]
+        policy.update()
+        policy.differences = {SHORT_PROBE_TOKENS: 0.2}
+        await pool.roll_out(policy, request(plan("c/")))
+        assert worker.probes[2:] == [SHORT_PROBE_TOKENS, PROBE_TOKENS]
+        policy.update()
+        policy.differences = {SHORT_PROBE_TOKENS: math.nan, PROBE_TOKENS: math.nan}
+        with pytest.raises(UserError, match="nan per token away from the learner"):
+            await pool.roll_out(policy, request(plan("d/")))
+
+    play(scenario, places=1, num_workers=1)
+
+
+def test_a_worker_that_joined_while_the_learner_trained_is_compared_like_a_new_one(play: Callable[..., Any]) -> None:
+    async def scenario(pool: RolloutWorkerPool, policy: Any, cluster: FakeCluster) -> None:
+        await pool.update_weights(policy)
+        (worker,) = cluster.ready
+        assert worker.probes == []
+        for _ in range(2):
+            policy.update()
+            await pool.update_weights(policy)
+        assert worker.probes == [PROBE_TOKENS, SHORT_PROBE_TOKENS]
+
+    play(scenario, places=1, num_workers=1, staleness=1)
 
 
 def test_changes_that_are_refused_are_sent_again_whole(play: Callable[..., Any]) -> None:

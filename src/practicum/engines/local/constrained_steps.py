@@ -1,10 +1,9 @@
 """Decode steps on a GPU while the replies of some requests must have a response format.
 
 The tokens that may be sampled next depend on the last token, which the host has to see: a graph of several steps is not
-possible. A step is two graphs, one up to the logits and one that samples, and the logits of the next step are computed
-while the host works on a step's tokens: a thread computes the masks, and the engine appends the tokens and looks for
-their end meanwhile. So the GPU waits only where that takes longer than the logits, and a request that has ended takes
-one more step, whose token is dropped.
+possible. A step is two graphs, one up to the logits and one that samples, and behind each sampling the logits of the
+next step are started. While the GPU computes them the engine looks at the tokens and the host computes the masks, so it
+waits only where that takes longer than the logits. A request that has ended takes one step more; its token is dropped.
 """
 
 from __future__ import annotations
@@ -89,27 +88,20 @@ class ConstrainedSteps:
 
         if not self.is_pending:
             self._launch(self._next_batch(running, None))
-            self._start_masks()
         batch, self._batch = self._batch, None
         assert batch is not None, "no request needs a token"
-        next_batch = self._next_batch(running, batch)  # before the masks are waited for
+        next_batch = self._next_batch(running, batch)
         results, kept, top = self._sample(batch)
         done = record_event(self.runner.device)
         self._launch(next_batch)
         if done is not None:
             done.synchronize()
         self.masks.append(batch.requests, results[: len(batch.requests), 0, 0].numpy().astype(int).tolist())
-        self._start_masks()
         if kept is not None:
             append_kept(batch.requests, kept[:, :1])
         if top is not None:
             append_top_logprobs(batch.requests, top[:, :1])
         return DecodeOutput(1, decoded_tokens(batch.requests, results[:, :1], end_ids))
-
-    def _start_masks(self) -> None:
-        """Start to compute the masks of the logits that are on their way."""
-        if self._batch is not None:
-            self.masks.start(self._batch.requests, wait_until_begun=True)
 
     def _next_batch(self, running: list[RunningRequest], last: StepBatch | None) -> StepBatch | None:
         """The batch whose logits are computed next, if any request needs them; `last` is the one before it.
@@ -160,7 +152,7 @@ class ConstrainedSteps:
         top = runner.top_buffers(batch.requests) if batch.with_top else None
         padding = runner.kv_cache.padding_slot
         runner.send_slots([padding if req.finished else req.slot for req in batch.requests], num_rows)
-        self.masks.wait()
+        self.masks.compute(batch.requests)
         self._send_masks(num_rows)
         key = (num_rows, batch.filtered, batch.with_top)
         if runner.capturing:

@@ -1,17 +1,14 @@
 """Masks of the tokens that a batch's requests may sample next, for those whose replies must have a response format.
 
-The masks of a step are computed by a thread of their own: they depend on the tokens before it only. On a CPU the model
-computes the step's logits meanwhile, on a GPU the engine's thread looks at the tokens that have just been sampled.
+On a CPU the masks of a step are computed by a thread of their own while the model computes the step's logits: they
+depend on the tokens before it only. On a GPU the model's work is beside the host's anyway.
 """
 
 from __future__ import annotations
 
 import contextlib
-import threading
-import weakref
-from collections.abc import Callable, Sequence
-from functools import partial
-from queue import SimpleQueue
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -19,49 +16,6 @@ from torch import Tensor
 
 from practicum.chat.grammar import GrammarMatcher, Grammars, WordArray, unpack_masks
 from practicum.engines.local.runner import RunningRequest
-
-Job = Callable[[Callable[[], object]], None]
-"""What a thread runs. It is given a function that it may call once it hardly needs Python's lock any more."""
-
-
-class JobThread:
-    """A thread that runs one job at a time: a job every millisecond, for which an executor's futures cost too much."""
-
-    def __init__(self, name: str) -> None:
-        self._jobs: SimpleQueue[tuple[Job, SimpleQueue[None]] | None] = SimpleQueue()
-        self._ends: SimpleQueue[BaseException | None] = SimpleQueue()
-        self.busy = False
-        """Whether there is a job that nobody has waited for."""
-        threading.Thread(target=_run_jobs, args=(self._jobs, self._ends), name=name, daemon=True).start()
-        weakref.finalize(self, self._jobs.put, None)
-
-    def start(self, job: Job) -> SimpleQueue[None]:
-        """Start a job; the queue has an item once the job has said that it has begun, or has ended."""
-        assert not self.busy, "the last job was not waited for"
-        begun: SimpleQueue[None] = SimpleQueue()
-        self.busy = True
-        self._jobs.put((job, begun))
-        return begun
-
-    def wait(self) -> None:
-        """Wait for the job, if there is one, and raise what it raised."""
-        if self.busy:
-            self.busy = False
-            if (error := self._ends.get()) is not None:
-                raise error
-
-
-def _run_jobs(jobs: SimpleQueue[tuple[Job, SimpleQueue[None]] | None], ends: SimpleQueue[BaseException | None]) -> None:
-    while (item := jobs.get()) is not None:
-        job, begun = item
-        error: BaseException | None = None
-        try:
-            job(partial(begun.put, None))
-        except BaseException as caught:
-            error = caught
-        begun.put(None)
-        ends.put(error)
-        del item, job, begun, error
 
 
 class BatchMasks:
@@ -74,21 +28,25 @@ class BatchMasks:
         self.masks: WordArray = self.tensor.numpy()
         self._restricted: set[int] = set()
         """Rows that hold a mask."""
-        self._thread = JobThread("practicum-token-masks")
+        self._thread = ThreadPoolExecutor(1, "practicum-token-masks")
+        self._future: Future[None] | None = None
 
-    def start(self, running: Sequence[RunningRequest], wait_until_begun: bool = False) -> None:
+    def start(self, running: Sequence[RunningRequest]) -> None:
         """Begin to compute the masks of a batch's next tokens; row i is that of the request at index i.
 
-        Masks that are on their way and that nobody has waited for are given up. `wait_until_begun`: for a caller that
-        goes on in Python, which would otherwise keep Python's lock from the thread for a switch interval.
+        Masks that are on their way and that nobody has waited for are given up.
         """
-        with contextlib.suppress(Exception):  # of masks that nobody has waited for, which write to the same rows
-            self._thread.wait()
+        if self._future is not None:  # it writes to the same rows
+            with contextlib.suppress(Exception):
+                self._future.result()
+        matchers = self._restrict(running)
+        self._future = self._thread.submit(self.grammars.compute_masks, matchers, self.masks) if matchers else None
+
+    def compute(self, running: Sequence[RunningRequest]) -> None:
+        """Compute the masks of a batch's next tokens in this thread: the model's work needs no thread of the host."""
         matchers = self._restrict(running)
         if matchers:
-            begun = self._thread.start(partial(self.grammars.compute_masks, matchers, self.masks))
-            if wait_until_begun:
-                begun.get()
+            self.grammars.compute_masks(matchers, self.masks)
 
     def _restrict(self, running: Sequence[RunningRequest]) -> list[tuple[GrammarMatcher, int]]:
         """The matchers whose masks are to be computed, with their rows; the other rows allow every token."""
@@ -105,7 +63,9 @@ class BatchMasks:
 
     def wait(self) -> list[int]:
         """Wait for the masks and return the rows that hold one, in order."""
-        self._thread.wait()
+        if self._future is not None:
+            self._future.result()
+            self._future = None
         return sorted(self._restricted)
 
     def append(self, running: Sequence[RunningRequest], ids: Sequence[int]) -> None:

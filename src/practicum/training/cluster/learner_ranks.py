@@ -127,7 +127,7 @@ class RankSupervisor:
                 return self.result
             if self.num_signals:
                 raise KeyboardInterrupt
-            cause = _cause(endings)
+            cause = first_failure(endings)
             failures = failures + 1 if self.last_step == step_before else 1
             step_before = self.last_step
             if failures >= MAX_FAILURES:
@@ -242,7 +242,7 @@ class RankSupervisor:
                 self.ray.kill(actor)
 
 
-def _cause(endings: list[Ending]) -> Ending:
+def first_failure(endings: list[Ending]) -> Ending:
     """The ending that made the others fail, if it is one to start again from; raise where it is not.
 
     Where a rank was ended from outside, whatever the others fail with may come from that.

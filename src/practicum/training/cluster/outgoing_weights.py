@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 from torch import Tensor
 
 from practicum.training.cluster import weights
@@ -51,6 +50,8 @@ class OutgoingWeights:
         """A reference to the message for a worker that has a version: changes on that, or whole tensors."""
         is_delta = self.base is not None and version == self.base[0]
         if is_delta not in self._messages:
-            data = weights.encode(self.tensors, self.number, self.base if is_delta else None)
-            self._messages[is_delta] = ray.put(np.frombuffer(data, dtype=np.uint8))
+            # Ray copies every part once, from the tensors into its shared memory.
+            self._messages[is_delta] = ray.put(
+                weights.encode(self.tensors, self.number, self.base if is_delta else None)
+            )
         return self._messages[is_delta]

@@ -19,6 +19,9 @@ START_ATTEMPTS = 3
 DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # otherwise Ray hides the GPUs from a process that asked for none
+    "RAY_free_objects_period_milliseconds": "50",  # the last weights are gone before the next ones are written
+    "RAY_enable_worker_prestart": "0",  # processes that nobody asked for, each of which wakes up 100 times a second
+    "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",  # Ray would give the ranks and workers of a local Ray the least priority
     "RAY_worker_register_timeout_seconds": "300",  # a machine whose cores are all busy is slow, not broken
 }

@@ -6,6 +6,7 @@ files; weights come as messages of `weights`.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -33,6 +34,9 @@ from practicum.training.settings import resolve_device, validates
 from practicum.training.trainable_policy import SampledReply, TrainablePolicy
 from practicum.trajectory import Attempt, Seeds
 
+GATHER_SECONDS = 0.02
+"""How long a worker without episodes waits for another one before it begins."""
+
 
 def encode_attempt(attempt: Attempt) -> str:
     """Return an attempt as JSON."""
@@ -51,12 +55,12 @@ def decode_attempt(text: str) -> Attempt:
 
 def trained_tensors(policy: TrainablePolicy) -> dict[str, Tensor]:
     """The trained weights of a policy and of its roles' adapters, by name; those of a sharded one in one piece."""
-    return {
-        f"{index}/{name}": parameter.data
-        for index, model in enumerate(policy.models)
-        for name, parameter in model.unsharded.model.named_parameters()
-        if name in model.trained_parameters()
-    }
+    tensors: dict[str, Tensor] = {}
+    for index, model in enumerate(policy.models):
+        trained = set(model.trained_parameters())
+        named = model.unsharded.model.named_parameters()
+        tensors |= {f"{index}/{name}": parameter.data for name, parameter in named if name in trained}
+    return tensors
 
 
 def agents_of(config: TrainConfig, components: build.RunComponents, untrained: Sequence[str]) -> dict[str, Agent]:
@@ -91,6 +95,9 @@ class RolloutWorker:
             torch.set_num_threads(num_threads)
         self.failure: str | None = None
         self.version: int | None = None
+        self._num_begun = self._num_ended = 0
+        """Episodes that were asked for, and those of them that have ended."""
+        self._gathering: asyncio.Task[None] | None = None
         if Path(working_folder).is_dir():  # paths in the configuration may be relative
             os.chdir(working_folder)
         try:
@@ -115,14 +122,14 @@ class RolloutWorker:
         facts = {"host": socket.gethostname(), "pid": os.getpid(), "version": __version__, "failure": self.failure}
         return facts if self.failure is not None else {**facts, "agents": agent_hashes(self.agents)}
 
-    async def update_weights(self, message: Any, versions: Sequence[int]) -> str | None:
+    async def update_weights(self, message: weights.Message, versions: Sequence[int]) -> str | None:
         """Load a message of weights; `versions` are those of the models. Returns why it is refused, or None.
 
         Replies that are being sampled end first; those that come next are sampled with the new weights.
         """
         async with self.policy.paused():
             try:
-                self.version = weights.apply(memoryview(message), trained_tensors(self.policy), self.version)
+                self.version = weights.apply(message, trained_tensors(self.policy), self.version)
             except weights.WeightsRefused as refused:
                 return str(refused)
             await self._set_versions(versions)
@@ -138,9 +145,9 @@ class RolloutWorker:
             model.set_version(version)
         await self.policy.refresh()
 
-    async def probe(self) -> SampledReply:
-        """A reply of the engine; the learner scores the same one."""
-        return await self.policy.probe()
+    async def probe(self, num_tokens: int) -> SampledReply:
+        """A reply of the engine of at most so many tokens; the learner scores the same one."""
+        return await self.policy.probe(num_tokens)
 
     async def run(
         self, attempt: str, agent: str, version: int, provenance: str, exact: bool = True
@@ -151,7 +158,9 @@ class RolloutWorker:
         """
         if self.version is None or version > self.version or (exact and version != self.version):
             return "error", f"it has weights of version {self.version}, not {version}".encode()
+        self._num_begun += 1
         try:
+            await self._wait_for_others()
             (episode,) = await self.policy.roll_out(
                 [decode_attempt(attempt)],
                 self.components.make_environment,
@@ -162,7 +171,26 @@ class RolloutWorker:
             )
         except UserError as error:
             return "error", str(error).encode()
+        finally:
+            self._num_ended += 1
         return "episode", encode_episode(episode)
+
+    async def _wait_for_others(self) -> None:
+        """Where no episode is under way, wait until no more come, so that those of a rollout begin together.
+
+        They come one by one. An engine that has begun with the first would decode some steps for it alone.
+        """
+        if self._num_begun == self._num_ended + 1:
+            self._gathering = asyncio.create_task(self._until_no_more_come())
+        if self._gathering is not None:
+            await asyncio.shield(self._gathering)
+
+    async def _until_no_more_come(self) -> None:
+        num_seen = 0
+        while num_seen != self._num_begun:
+            num_seen = self._num_begun
+            await asyncio.sleep(GATHER_SECONDS)
+        self._gathering = None
 
     async def close(self) -> None:
         """Close environments and engines."""

@@ -38,7 +38,13 @@ from practicum.training.cluster.rollout_worker import (
     trained_tensors,
 )
 from practicum.training.settings import mismatch_limit
-from practicum.training.trainable_policy import RolloutRequest, TrainablePolicy, gather_episodes
+from practicum.training.trainable_policy import (
+    PROBE_TOKENS,
+    SHORT_PROBE_TOKENS,
+    RolloutRequest,
+    TrainablePolicy,
+    gather_episodes,
+)
 from practicum.trajectory import Attempt, Trajectory
 
 LEDGER = "rollout_ledger.jsonl"
@@ -66,6 +72,8 @@ class WorkerHandle:
     version: int | None = None
     is_here: bool = False
     """Whether it is on the learner's machine, where whole tensors take less time than finding what has changed."""
+    is_compared: bool = False
+    """Whether its engine has been compared with the learner since it has joined."""
     is_lost: bool = False
     unfinished: dict[int, Attempt] = field(default_factory=dict)
     """The episodes that are assigned to it, by the identity of the job."""
@@ -220,7 +228,10 @@ class RolloutWorkerPool:
     async def _update(self, worker: WorkerHandle, policy: TrainablePolicy, compares: bool = True) -> float:
         """Send the weights to a worker that lacks them, and prove that they arrived.
 
-        With `compares` the learner scores what the worker's engine samples; it must not train meanwhile.
+        With `compares` the learner scores what the worker's engine samples; it must not train meanwhile. The first time
+        that shows that model, tokenizer and engine are the learner's. Later only the weights are new, and their
+        checksums were right: a few tokens show that the engine computes with them. The mean of few varies more, so
+        where it is too large, that of as many as the first time decides.
         """
         assert self._weights is not None
         sent = self._weights
@@ -236,12 +247,17 @@ class RolloutWorkerPool:
         worker.version = sent.number
         if not compares:
             return 0.0
-        difference: float = policy.score_difference(await self._answer(worker.actor.probe.remote(), UPDATE_SECONDS))
-        if difference > (limit := mismatch_limit(self.config)):
+        limit, difference = mismatch_limit(self.config), 0.0
+        for num_tokens in (SHORT_PROBE_TOKENS, PROBE_TOKENS) if worker.is_compared else (PROBE_TOKENS,):
+            sampled = await self._answer(worker.actor.probe.remote(num_tokens), UPDATE_SECONDS)
+            if (difference := policy.score_difference(sampled)) <= limit:
+                break
+        else:
             raise UserError(
                 f"Rollout worker {worker.index} is {difference:.3g} per token away from the learner after an "
                 f"update of its weights (limit {limit:g}); is the model's folder the same on all machines?"
             )
+        worker.is_compared = True
         return difference
 
     async def _send(self, worker: WorkerHandle, sent: OutgoingWeights, version: int | None) -> str | None:
