@@ -136,8 +136,9 @@ def test_attention_in_one_tensor_of_scores_has_the_bits_of_single_operations() -
         expected.baddbmm_(weights[:, :, part], v.flatten(0, 1)[:, part])
     expected = expected.view(3, 2, 3, 40, 32).permute(0, 3, 1, 2, 4).reshape(3, 40, 192)
     scores = torch.full((6, 120, 384), torch.nan)
-    for _ in range(2):
-        assert torch.equal(attention(q, k, v, mask, scores), expected)
+    for first_key in (0, 0, 7):
+        last = causal_mask(positions, 384, torch.float32, first_key)
+        assert torch.equal(attention(q, k, v, last, scores), expected)
 
 
 def test_a_long_request_of_smollm2_holds_its_own_tokens_only() -> None:

@@ -35,17 +35,18 @@ from practicum.models.decoder import Decoder
 from practicum.models.multi_lora import MultiLoRA
 
 
-def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype) -> Tensor:
-    """0 where a query at positions [R, T] attends to a key, -inf elsewhere: [R, 1, T, keys]."""
-    masked = torch.arange(keys, device=positions.device) > positions[..., None]
+def causal_mask(positions: Tensor, keys: int, dtype: torch.dtype, first_key: int = 0) -> Tensor:
+    """0 where a query at positions [R, T] attends to a key from `first_key` on, -inf elsewhere: [R, 1, T, rest]."""
+    masked = torch.arange(first_key, keys, device=positions.device) > positions[..., None]
     return torch.zeros(masked.shape, dtype=dtype, device=masked.device).masked_fill_(masked, -torch.inf)[:, None]
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Tensor) -> Tensor:
-    """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, keys] gives [R, T, H·D].
+    """q [R, T, H, D] over k, v [R, K, keys, D] under mask [R, 1, T, last keys] gives [R, T, H·D].
 
-    `scores` [R·K, H/K·T, keys] is overwritten. It is by far the largest tensor of a pass: if each operation of each
-    layer allocated one, the memory would go back to the system in between, and cost a page fault per 4 KiB every time.
+    The mask is of the last keys; all queries attend to those before them. `scores` [R·K, H/K·T, keys] is overwritten.
+    It is by far the largest tensor of a pass: if each operation of each layer allocated one, the memory would go back
+    to the system in between, and cost a page fault per 4 KiB every time.
     """
     rows, width, heads, size = q.shape
     kv_heads, keys = k.shape[1], k.shape[2]
@@ -53,7 +54,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scores: Tensor) -> 
     grouped = (q * size**-0.5).view(rows, width, kv_heads, group, size).permute(0, 2, 3, 1, 4)
     grouped = grouped.reshape(rows * kv_heads, group * width, size)
     torch.bmm(grouped, k.flatten(0, 1).transpose(-1, -2), out=scores)
-    scores.view(rows, kv_heads, group, width, keys).add_(mask[:, :, None])
+    scores.view(rows, kv_heads, group, width, keys)[..., keys - mask.shape[-1] :].add_(mask[:, :, None])
     torch.softmax(scores, -1, out=scores)
     result = _weighted_sum(scores, v.flatten(0, 1), [rows * kv_heads] * block_count(keys))
     result = result.view(rows, kv_heads, group, width, size).permute(0, 3, 1, 2, 4)
@@ -298,12 +299,13 @@ class CpuRunner:
         positions = (starts[:, None] + torch.arange(width)).clamp(max=kv_cache.capacity - 1)
         num_keys = -(-(int(starts.max()) + width) // KEY_BUCKET) * KEY_BUCKET
         num_keys = min(num_keys, kv_cache.capacity)
+        first_key = int(starts.min()) // BATCH_MULTIPLE * BATCH_MULTIPLE  # all attend to those before it
         pages = kv_cache.prompt_pages([slot for slot, _, _ in rows], num_keys)
         shape = decoder.shape
         limit, last_layer = decoder.shape.context - 1, decoder.shape.layers - 1
 
         def forward() -> None:
-            mask = causal_mask(positions, num_keys, decoder.dtype)
+            mask = causal_mask(positions, num_keys, decoder.dtype, first_key)
             buffer = torch.zeros(2, len(rows), shape.kv_heads, num_keys, shape.head_size, dtype=decoder.dtype)
             queries = shape.heads // shape.kv_heads * width
             scores = torch.empty(len(rows) * shape.kv_heads, queries, num_keys, dtype=decoder.dtype)
