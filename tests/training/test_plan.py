@@ -115,7 +115,13 @@ def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert values["ranks"] == 512
     assert values["total_bytes"] == pytest.approx(sum(values["memory"].values()))
     assert main([*command, "--hardware", "h100"]) == 0
-    assert "assumed" not in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "assumed" not in text
+    assert "rollout workers" not in text
+    assert main(["plan", "trainer.device=cpu", "actor_rollout_ref.rollout.num_workers=2"]) == 0
+    text = capsys.readouterr().out
+    assert "CPU (assumed; change with --hardware)" in text
+    assert "Nor are rollout workers" in text
     assert main(["plan", "--points"]) == 0
     assert "qwen2.5-7b, h200" in capsys.readouterr().out
     assert main(["plan", "actor_rollout_ref.model.path=somebody/else"]) == 2

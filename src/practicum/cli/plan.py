@@ -24,7 +24,9 @@ def make_parser() -> ArgumentParser:
         "--gpus-per-node 8",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="as of `practicum train`; also recipe=NAME")
-    parser.add_argument("--hardware", help="h200, h100, a100-80gb, a100-40gb or cpu (default: h200)")
+    parser.add_argument(
+        "--hardware", help="h200, h100, a100-80gb, a100-40gb or cpu (default: h200; cpu with trainer.device=cpu)"
+    )
     parser.add_argument("--nnodes", type=positive, help="machines (trainer.nnodes; default: 1)")
     parser.add_argument("--gpus-per-node", type=positive, help="devices per machine, a rank each (default: 1)")
     parser.add_argument("--prompt-tokens", type=positive, default=512, help="tokens of a prompt (default: 512)")
@@ -42,7 +44,7 @@ def run(argv: list[str]) -> int:
 
     config, nnodes, gpus = read_plan_overrides(args.overrides)
     nnodes, gpus = args.nnodes or nnodes, args.gpus_per_node or gpus
-    hardware = find_hardware(args.hardware or DEFAULT_HARDWARE)
+    hardware = find_hardware(args.hardware or ("cpu" if config.trainer.device == "cpu" else DEFAULT_HARDWARE))
     separator, assumed = ("; ", "") if args.hardware else ("\n", " (assumed; change with --hardware)")
     name, size = size_of_model(config)
     work = workload_of(config, hardware, args.prompt_tokens, args.reply_tokens)
@@ -60,7 +62,7 @@ def run(argv: list[str]) -> int:
         f"{work.groups} prompts of {work.prompt_tokens:g} tokens × {work.chains} episodes × {work.turns:g} turns of "
         f"{work.reply_tokens:g} tokens"
     )
-    print_plan(plan, hardware.memory, nnodes * gpus)
+    print_plan(plan, hardware.memory, nnodes * gpus, config.actor_rollout_ref.rollout.num_workers)
     return 0
 
 
@@ -74,7 +76,7 @@ def billions(count: float) -> str:
     return f"{count / 1e9:.2f} B" if count >= 1e8 else f"{count / 1e6:.2f} M"
 
 
-def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
+def print_plan(plan: Plan, memory: float, num_ranks: int, num_workers: int) -> None:
     from practicum.training.plan_points import largest_errors
     from practicum.utils.tables import percent, table
 
@@ -98,6 +100,8 @@ def print_plan(plan: Plan, memory: float, num_ranks: int) -> None:
     mfu = "" if plan.mfu is None else f"; MFU {percent(plan.mfu, digits=0)}"
     say(f"Update: {plan.update_flops:.3g} model FLOPs{mfu}.")
     print("Environments, tools and judges are not in it.")
+    if num_workers:
+        print("Nor are rollout workers: it is a plan of ranks that also roll out.")
     most = max(plan.memory, key=lambda name: plan.memory[name])
     if most in REMEDIES and totals[0] > memory:
         print(f"Most of it is {REMEDIES[most]}.")

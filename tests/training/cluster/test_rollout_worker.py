@@ -15,7 +15,7 @@ from practicum.config.resolve import resolve_train
 from practicum.data.store import decode_episode
 from practicum.errors import UserError
 from practicum.training import build
-from practicum.training.cluster import weights
+from practicum.training.cluster import rollout_worker, weights
 from practicum.training.cluster.rollout_worker import (
     RolloutWorker,
     agent_hashes,
@@ -113,10 +113,12 @@ def test_episodes_that_come_one_by_one_begin_together(tmp_path: Path, monkeypatc
     """Otherwise the engine decodes for the first alone what it could decode for all."""
     config = resolve_train(overrides(tmp_path, "x", 2)).config
     begun: list[int] = []
+    monkeypatch.setattr(rollout_worker, "GATHER_SECONDS", 0.2)
+    monkeypatch.setattr(rollout_worker, "MAX_GATHER_SECONDS", 10)
 
     async def roll_out(planned: Sequence[Attempt], *arguments: Any, **options: Any) -> list[Trajectory]:
         begun.append(worker.num_come)
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.8)
         raise UserError("ended")
 
     worker = CountingWorker(to_yaml(config), str(tmp_path), str(Path.cwd()))
@@ -131,7 +133,7 @@ def test_episodes_that_come_one_by_one_begin_together(tmp_path: Path, monkeypatc
             for _ in range(4):
                 tasks.append(asyncio.create_task(worker.run(encode_attempt(attempt), "train", 1, "{}")))
                 await asyncio.sleep(0.002)
-            await asyncio.sleep(0.04)
+            await asyncio.sleep(0.7)
             tasks.append(asyncio.create_task(worker.run(encode_attempt(attempt), "train", 1, "{}")))
             await asyncio.gather(*tasks)
         tasks[0] = asyncio.create_task(worker.run(encode_attempt(attempt), "train", 1, "{}"))
@@ -142,6 +144,32 @@ def test_episodes_that_come_one_by_one_begin_together(tmp_path: Path, monkeypatc
 
     asyncio.run(come())
     assert begun == [4, 4, 4, 4, 5, 9, 9, 9, 9, 10, 12]
+
+
+def test_a_worker_begins_where_episodes_never_cease_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = resolve_train(overrides(tmp_path, "x", 2)).config
+    begun: list[int] = []
+
+    async def roll_out(planned: Sequence[Attempt], *arguments: Any, **options: Any) -> list[Trajectory]:
+        begun.append(worker.num_come)
+        raise UserError("ended")
+
+    worker = CountingWorker(to_yaml(config), str(tmp_path), str(Path.cwd()))
+    components = build.build_components(config)
+    (attempt, *_) = plan_attempts(components.environment.tasks("train", 1), 2, 0, "step-0/")
+    monkeypatch.setattr(worker.policy, "roll_out", roll_out)
+
+    async def come() -> int:
+        worker.version = 1
+        tasks = []
+        while not begun and len(tasks) < 5000:
+            tasks.append(asyncio.create_task(worker.run(encode_attempt(attempt), "train", 1, "{}")))
+            await asyncio.sleep(0.001)
+        await asyncio.gather(*tasks)
+        await worker.close()
+        return len(tasks)
+
+    assert asyncio.run(come()) < 5000
 
 
 def test_a_worker_says_what_it_lacks(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -176,6 +177,24 @@ def test_workers_and_a_kill_change_no_loss(tmp_path: Path) -> None:
     assert len(trained) == len(set(trained)) == 4 * 3 * 2
     started = [event["pid"] for event in events if event["event"] == "worker_started"]
     assert not any(alive.pid in started and "Worker" in alive.name() for alive in psutil.process_iter())
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_run_with_workers_after_the_step_with_a_checkpoint(tmp_path: Path) -> None:
+    """Ray replaces the handler of SIGTERM by one that ends the process at once."""
+    pytest.importorskip("ray")
+    keys = overrides(tmp_path, "stopped", 500, WORKERS, "trainer.save_freq=-1")
+    command = [sys.executable, "-u", "-m", "practicum.cli", "train", *keys]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as run:
+        assert run.stdout is not None
+        lines = []
+        for line in run.stdout:
+            lines.append(line)
+            if line.split()[:2] == ["step", "2"]:
+                run.send_signal(signal.SIGTERM)
+        assert run.wait(TIMEOUT_SECONDS) == 130, "".join(lines)
+    (checkpoint,) = (tmp_path / "practicum" / "stopped").glob("global_step_*")
+    assert 2 <= int(checkpoint.name.rpartition("_")[2]) < 500
 
 
 @pytest.mark.slow

@@ -452,3 +452,37 @@ def test_a_bug_while_a_worker_joins_ends_the_run(
 
     monkeypatch.setattr(FakeWorker, method, fail)
     play(scenario, places=2)
+
+
+def test_a_worker_that_joins_while_the_learner_trains_is_compared_after_the_next_update(
+    play: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it samples meanwhile is of the weights before: that difference says nothing about the worker."""
+
+    async def probe(worker: FakeWorker, num_tokens: int) -> tuple[list[int], list[float], list[float]]:
+        weights_then = float(worker.tensors["w"].float().sum())
+        await asyncio.sleep(0.4 if len(worker.cluster.ready) > 2 else 0)
+        worker.probes.append(num_tokens)
+        return [], [weights_then] * num_tokens, [0.0] * num_tokens
+
+    def score(policy: FakePolicy, sampled: Any) -> float:
+        return abs(float(sampled[1][0]) - float(policy.tensors["w"].float().sum()))
+
+    monkeypatch.setattr(FakeWorker, "probe", probe)
+    monkeypatch.setattr(FakePolicy, "score_difference", score)
+
+    async def scenario(pool: RolloutWorkerPool, policy: FakePolicy, cluster: FakeCluster) -> list[list[int]]:
+        async def lose_one() -> None:
+            await asyncio.sleep(0.05)
+            cluster.ready[0].died.set()
+
+        policy.update()
+        cluster.seconds = 0.1
+        losing = asyncio.create_task(lose_one())
+        await pool.roll_out(policy, request(plan("a")))  # type: ignore[arg-type]
+        await losing
+        policy.update()  # while the worker that replaces it is being compared
+        await pool.roll_out(policy, request(plan("b")))  # type: ignore[arg-type]
+        return [worker.probes for worker in cluster.ready]
+
+    assert play(scenario, 9, num_workers=2, min_workers=2)[2] == [PROBE_TOKENS, PROBE_TOKENS]

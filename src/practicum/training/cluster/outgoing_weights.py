@@ -43,7 +43,7 @@ class OutgoingWeights:
         half = sends_changes and all(tensor.element_size() == 2 for tensor in tensors.values())
         base = None if last is None or not half or not last.is_copy else (last.number, last.tensors)
         if keeps or half:
-            tensors = {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
+            tensors = {name: tensor.detach().to("cpu", copy=True).contiguous() for name, tensor in tensors.items()}
         return cls(1 if last is None else last.number + 1, versions, tensors, keeps or half, base)
 
     def message(self, ray: Any, version: int | None) -> Any:

@@ -6,8 +6,12 @@ import asyncio
 import contextlib
 import math
 import os
+import signal
+import socket
+import threading
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import urlsplit
 
 from practicum.errors import UserError
 
@@ -15,6 +19,8 @@ START_SECONDS = 120.0
 """Seconds in which actors have to be placed."""
 START_ATTEMPTS = 3
 """Ray gives up where its own processes need more than some seconds to start, as on a machine that is very busy."""
+CONNECT_SECONDS = 10.0
+"""Seconds for an address of a cluster to answer. Ray itself would go on trying for ten minutes without a word."""
 
 DEFAULTS = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -41,9 +47,12 @@ def connected(num_cpus: int) -> Iterator[Any]:
     if ray.is_initialized():
         yield ray
         return
-    for attempts_left in reversed(range(START_ATTEMPTS)):
+    address = os.environ.get("RAY_ADDRESS", "")
+    check_address(address)
+    for attempts_left in reversed(range(1 if address else START_ATTEMPTS)):
         try:
-            _initialise(ray, num_cpus)
+            with sigterm_handler_kept():
+                _initialise(ray, num_cpus)
             break
         except Exception as error:  # Ray raises many kinds
             ray.shutdown()
@@ -54,6 +63,35 @@ def connected(num_cpus: int) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Raise UserError where nothing answers at the host and port of a cluster's address; others are left to Ray."""
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return
+    if host is None or port is None:
+        return
+    try:
+        socket.create_connection((host, port), CONNECT_SECONDS).close()
+    except OSError as error:
+        raise UserError(
+            f"No Ray cluster answers at RAY_ADDRESS={address} ({error.strerror or error}): start one there with "
+            "`ray start --head`, or unset RAY_ADDRESS for a local one."
+        ) from None
+
+
+@contextlib.contextmanager
+def sigterm_handler_kept() -> Iterator[None]:
+    """Put back the handler of SIGTERM after the block: Ray's own ends the process at once, without a checkpoint."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before not in (None, signal.SIG_DFL):
+            signal.signal(signal.SIGTERM, before)
 
 
 def _initialise(ray: Any, num_cpus: int) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import socket
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -36,6 +37,8 @@ from practicum.trajectory import Attempt, Seeds
 
 GATHER_SECONDS = 0.02
 """How long a worker without episodes waits for another one before it begins."""
+MAX_GATHER_SECONDS = 0.2
+"""How long it waits in all, however many come."""
 
 
 def encode_attempt(attempt: Attempt) -> str:
@@ -186,8 +189,8 @@ class RolloutWorker:
             await asyncio.shield(self._gathering)
 
     async def _until_no_more_come(self) -> None:
-        num_seen = 0
-        while num_seen != self._num_begun:
+        num_seen, latest = 0, time.monotonic() + MAX_GATHER_SECONDS
+        while num_seen != self._num_begun and time.monotonic() < latest:
             num_seen = self._num_begun
             await asyncio.sleep(GATHER_SECONDS)
         self._gathering = None

@@ -171,8 +171,9 @@ def _read_header(message: Message) -> dict[str, Any]:
         if int.from_bytes(view[:8], "little") != len(view) - 8:
             raise ValueError("its length is another")
         header: dict[str, Any] = json.loads(bytes(view[8:]))
-        int(header["__metadata__"]["version"])
-        is_whole = _header_checksum(header) == header["__metadata__"]["sha256"]
+        metadata = header["__metadata__"]
+        int(metadata["version"])
+        is_whole = _header_checksum(header) == metadata["sha256"] and {"base", "tensors"} <= set(metadata)
     except (ValueError, KeyError, TypeError, IndexError) as error:
         raise WeightsRefused(f"the message has no readable header ({error})") from error
     if not is_whole:

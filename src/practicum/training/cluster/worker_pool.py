@@ -206,7 +206,7 @@ class RolloutWorkerPool:
         Returns the largest mean |worker's engine - learner| log-prob of a reply sampled after it.
         """
         self._start(policy)
-        versions = tuple(model.version for model in policy.models)
+        versions = versions_of(policy)
         if self._weights is None or self._weights.versions != versions:
             # Learner and workers at the same time: the learner's own tensors change while others may still join.
             keeps = self.config.trainer.max_staleness > 0
@@ -228,10 +228,11 @@ class RolloutWorkerPool:
     async def _update(self, worker: WorkerHandle, policy: TrainablePolicy, compares: bool = True) -> float:
         """Send the weights to a worker that lacks them, and prove that they arrived.
 
-        With `compares` the learner scores what the worker's engine samples; it must not train meanwhile. The first time
-        that shows that model, tokenizer and engine are the learner's. Later only the weights are new, and their
-        checksums were right: a few tokens show that the engine computes with them. The mean of few varies more, so
-        where it is too large, that of as many as the first time decides.
+        With `compares` the learner scores what the worker's engine samples, unless it has been trained meanwhile, as it
+        may be while a worker joins: then that is done after the next update. The first time it shows that model,
+        tokenizer and engine are the learner's. Later only the weights are new, and their checksums were right: a few
+        tokens show whether the engine is damaged. The mean of few varies more: where it is too large, that of more
+        tokens decides.
         """
         assert self._weights is not None
         sent = self._weights
@@ -250,6 +251,8 @@ class RolloutWorkerPool:
         limit, difference = mismatch_limit(self.config), 0.0
         for num_tokens in (SHORT_PROBE_TOKENS, PROBE_TOKENS) if worker.is_compared else (PROBE_TOKENS,):
             sampled = await self._answer(worker.actor.probe.remote(num_tokens), UPDATE_SECONDS)
+            if versions_of(policy) != sent.versions:
+                return 0.0
             if (difference := policy.score_difference(sampled)) <= limit:
                 break
         else:
@@ -408,6 +411,11 @@ class RolloutWorkerPool:
         self.folder.mkdir(parents=True, exist_ok=True)
         with (self.folder / LEDGER).open("a", encoding="utf-8") as file:
             file.write(json.dumps({"event": event, **values}) + "\n")
+
+
+def versions_of(policy: TrainablePolicy) -> tuple[int, ...]:
+    """The versions of a policy's models."""
+    return tuple(model.version for model in policy.models)
 
 
 def assign(planned: Sequence[Attempt], workers: Sequence[int]) -> list[int]:
