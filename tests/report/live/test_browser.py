@@ -229,9 +229,9 @@ def test_episodes_are_filtered_opened_and_coloured(browser: Any, report: Path) -
         assert page.locator(".message.assistant").inner_text().endswith("the answer is 4")
         first = page.url
         page.keyboard.press("j")
-        assert page.url != first
+        page.wait_for_url(lambda url: url != first)
         page.keyboard.press("k")
-        assert page.url == first
+        page.wait_for_url(first)
 
 
 def test_a_group_and_two_runs_stand_side_by_side(browser: Any, report: Path) -> None:
