@@ -16,14 +16,11 @@ import asyncio
 import json
 import os
 import random
-import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
-from versions import median_interval
+from versions import Side, compare, show
 
 KINDS = ("requests", "conversations")
 CONVERSATIONS, TURNS = 16, 8
@@ -73,51 +70,11 @@ def measure(kind: str, path: str) -> None:
     asyncio.run(serve())
 
 
-class Side:
-    """A process with one version."""
-
-    def __init__(self, version: Path, kind: str) -> None:
-        version = version.resolve()
-        path = os.pathsep.join(str(version / name) for name in ("src", "benchmarks"))
-        command = [sys.executable, str(Path(__file__).resolve()), "--measure", kind, "--path", path]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=version,
-            env={**os.environ, "GOMP_SPINCOUNT": "0"},
-        )  # fmt: skip
-        assert self._line() == "ready"
-        self.seconds: list[tuple[float, float]] = []
-
-    def _line(self) -> str:
-        assert self.process.stdout is not None
-        return self.process.stdout.readline().strip()
-
-    def run(self) -> None:
-        assert self.process.stdin is not None
-        print("run", file=self.process.stdin, flush=True)
-        wall, cpu = json.loads(self._line())
-        self.seconds.append((wall, cpu))
-
-    def close(self) -> None:
-        self.process.communicate()
-
-
-def compare(old: Path, new: Path, kind: str, repeats: int) -> dict[str, Any]:
-    """Medians of both versions, and the median of the ratios of pairs with its interval."""
-    sides = [Side(old, kind), Side(new, kind)]
-    for repeat in range(repeats):
-        for side in sides if repeat % 2 == 0 else sides[::-1]:
-            side.run()
-    for side in sides:
-        side.close()
-    result: dict[str, Any] = {"repeats": repeats}
-    for index, clock in enumerate(("wall", "processor")):
-        before, after = ([pair[index] for pair in side.seconds] for side in sides)
-        ratios = [second / first for first, second in zip(before, after, strict=True)]
-        result[clock] = {
-            "old": statistics.median(before), "new": statistics.median(after),
-            "ratio": statistics.median(ratios), "interval": list(median_interval(ratios)),
-        }  # fmt: skip
-    return result
+def start(version: Path, kind: str) -> Side:
+    """A process that measures a kind of a version."""
+    version = version.resolve()
+    path = os.pathsep.join(str(version / name) for name in ("src", "benchmarks"))
+    return Side([sys.executable, str(Path(__file__).resolve()), "--measure", kind, "--path", path], cwd=version)
 
 
 def main() -> None:
@@ -136,13 +93,9 @@ def main() -> None:
     for version in (arguments.old, arguments.new):
         if version is None or not (version / "benchmarks" / "engine_cpu.py").exists():
             parser.error(f"{version} is no folder with src/ and benchmarks/ of a version.")
-    results = {kind: compare(arguments.old, arguments.new, kind, arguments.repeats) for kind in arguments.kinds}
-    print(f"{'':<15}{'clock':<12}{'old':>9}{'new':>9}{'ratio':>8}  95 %")
-    for kind, result in results.items():
-        for clock in ("wall", "processor"):
-            row, (low, high) = result[clock], result[clock]["interval"]
-            times = f"{row['old']:>8.3f}s{row['new']:>8.3f}s{row['ratio']:>8.3f}"
-            print(f"{kind:<15}{clock:<12}{times}  {low:.3f} {high:.3f}")
+    old, new = arguments.old, arguments.new
+    results = {kind: compare([start(old, kind), start(new, kind)], arguments.repeats) for kind in arguments.kinds}
+    show(results)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 

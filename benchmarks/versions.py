@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -102,13 +103,12 @@ def measure(version: Path, kind: str) -> None:
 
 
 class Side:
-    """A process with one version."""
+    """A process with one version: per line of its stdin it runs what is measured once, and prints both seconds."""
 
-    def __init__(self, version: Path, kind: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(version / "src"), "OMP_NUM_THREADS": "1", "GOMP_SPINCOUNT": "0"}
+    def __init__(self, command: Sequence[str], cwd: Path | None = None, **environment: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, str(version), str(version), "--measure", kind],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment,
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=cwd,
+            env={**os.environ, "GOMP_SPINCOUNT": "0", **environment},
         )  # fmt: skip
         assert self._line() == "ready"
         self.seconds: list[tuple[float, float]] = []
@@ -127,15 +127,20 @@ class Side:
         self.process.communicate()
 
 
+def start(version: Path, kind: str) -> Side:
+    """A process that measures a kind of a version, with one thread."""
+    command = [sys.executable, __file__, str(version), str(version), "--measure", kind]
+    return Side(command, PYTHONPATH=str(version / "src"), OMP_NUM_THREADS="1")
+
+
 def median_interval(values: list[float]) -> tuple[float, float]:
     """The 95 % interval of the median, by order statistics."""
     ordered, rank = sorted(values), int(binom.ppf(0.025, len(values), 0.5))
     return ordered[max(0, rank - 1)], ordered[min(len(values) - 1, len(values) - rank)]
 
 
-def compare(old: Path, new: Path, kind: str, repeats: int) -> dict[str, Any]:
-    """Medians of both versions, and the median of the ratios of pairs with its interval."""
-    sides = [Side(old, kind), Side(new, kind)]
+def compare(sides: Sequence[Side], repeats: int) -> dict[str, Any]:
+    """Medians of the old and the new version, and the median of the ratios of pairs with its interval."""
     for repeat in range(repeats):
         for side in sides if repeat % 2 == 0 else sides[::-1]:
             side.run(3 + repeat)
@@ -152,6 +157,17 @@ def compare(old: Path, new: Path, kind: str, repeats: int) -> dict[str, Any]:
     return result
 
 
+def show(results: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a line per kind and clock."""
+    width = max(map(len, results)) + 2
+    print(f"{'':<{width}}{'clock':<12}{'old':>9}{'new':>9}{'ratio':>8}  95 %")
+    for kind, result in results.items():
+        for clock in ("wall", "processor"):
+            row, (low, high) = result[clock], result[clock]["interval"]
+            times = f"{row['old']:>8.3f}s{row['new']:>8.3f}s{row['ratio']:>8.3f}"
+            print(f"{kind:<{width}}{clock:<12}{times}  {low:.3f} {high:.3f}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("old", type=Path, help="folder with src/ of the older version")
@@ -164,15 +180,9 @@ def main() -> None:
     if arguments.measure:
         measure(arguments.new, arguments.measure)
         return
-    results = {kind: compare(arguments.old, arguments.new, kind, arguments.repeats) for kind in arguments.kinds}
-    print(f"{'':<10}{'clock':<12}{'old':>9}{'new':>9}{'ratio':>8}  95 %")
-    for kind, result in results.items():
-        for clock in ("wall", "processor"):
-            row = result[clock]
-            low, high = row["interval"]
-            print(
-                f"{kind:<10}{clock:<12}{row['old']:>8.3f}s{row['new']:>8.3f}s{row['ratio']:>8.3f}  {low:.3f} {high:.3f}"
-            )
+    old, new = arguments.old, arguments.new
+    results = {kind: compare([start(old, kind), start(new, kind)], arguments.repeats) for kind in arguments.kinds}
+    show(results)
     if arguments.out:
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 

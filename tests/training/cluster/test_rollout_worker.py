@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,18 +25,32 @@ from practicum.training.cluster.rollout_worker import (
 )
 from practicum.training.settings import resolve_device
 from practicum.training.trainable_policy import PROBE_TOKENS, SHORT_PROBE_TOKENS, TrainablePolicy
-from practicum.trajectory import Attempt, Trajectory, plan_attempts
+from practicum.trajectory import Trajectory, plan_attempts
 from tests.training.cluster.test_rollout_workers import overrides
 
 
 class CountingWorker(RolloutWorker):
-    """Counts the episodes that it was asked for."""
+    """Notes for every episode that begins how many had been asked for; they end after `seconds`, without a result."""
 
-    num_come = 0
+    def __init__(self, folder: Path, seconds: float = 0.0) -> None:
+        config = resolve_train(overrides(folder, "x", 2)).config
+        super().__init__(to_yaml(config), str(folder), str(Path.cwd()))
+        self.version, self.seconds, self.num_come, self.begun = 1, seconds, 0, list[int]()
+        (attempt, *_) = plan_attempts(self.components.environment.tasks("train", 1), 2, 0, "step-0/")
+        self.attempt = encode_attempt(attempt)
+        self.policy.roll_out = self._roll_out  # type: ignore[method-assign]
+
+    def ask(self) -> asyncio.Task[tuple[str, bytes]]:
+        return asyncio.create_task(self.run(self.attempt, "train", 1, "{}"))
 
     async def run(self, *arguments: Any, **options: Any) -> tuple[str, bytes]:
         self.num_come += 1
         return await super().run(*arguments, **options)
+
+    async def _roll_out(self, *arguments: Any, **options: Any) -> list[Trajectory]:
+        self.begun.append(self.num_come)
+        await asyncio.sleep(self.seconds)
+        raise UserError("ended")
 
 
 def change(policy: TrainablePolicy) -> None:
@@ -111,59 +124,36 @@ def test_a_worker_plays_the_episodes_of_the_weights_that_it_was_sent(tmp_path: P
 
 def test_episodes_that_come_one_by_one_begin_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise the engine decodes for the first alone what it could decode for all."""
-    config = resolve_train(overrides(tmp_path, "x", 2)).config
-    begun: list[int] = []
     monkeypatch.setattr(rollout_worker, "GATHER_SECONDS", 0.2)
     monkeypatch.setattr(rollout_worker, "MAX_GATHER_SECONDS", 10)
-
-    async def roll_out(planned: Sequence[Attempt], *arguments: Any, **options: Any) -> list[Trajectory]:
-        begun.append(worker.num_come)
-        await asyncio.sleep(0.8)
-        raise UserError("ended")
-
-    worker = CountingWorker(to_yaml(config), str(tmp_path), str(Path.cwd()))
-    components = build.build_components(config)
-    (attempt, *_) = plan_attempts(components.environment.tasks("train", 1), 2, 0, "step-0/")
-    monkeypatch.setattr(worker.policy, "roll_out", roll_out)
+    worker = CountingWorker(tmp_path, seconds=0.8)
 
     async def come() -> None:
-        worker.version = 1
         tasks = []
         for _ in range(2):  # two rollouts, and an episode that comes while others are under way
             for _ in range(4):
-                tasks.append(asyncio.create_task(worker.run(encode_attempt(attempt), "train", 1, "{}")))
+                tasks.append(worker.ask())
                 await asyncio.sleep(0.002)
             await asyncio.sleep(0.7)
-            tasks.append(asyncio.create_task(worker.run(encode_attempt(attempt), "train", 1, "{}")))
+            tasks.append(worker.ask())
             await asyncio.gather(*tasks)
-        tasks[0] = asyncio.create_task(worker.run(encode_attempt(attempt), "train", 1, "{}"))
+        cancelled = worker.ask()
         await asyncio.sleep(0)
-        tasks[0].cancel()  # the others do not wait for it
-        await asyncio.gather(worker.run(encode_attempt(attempt), "train", 1, "{}"), tasks[0], return_exceptions=True)
+        cancelled.cancel()  # the others do not wait for it
+        await asyncio.gather(worker.ask(), cancelled, return_exceptions=True)
         await worker.close()
 
     asyncio.run(come())
-    assert begun == [4, 4, 4, 4, 5, 9, 9, 9, 9, 10, 12]
+    assert worker.begun == [4, 4, 4, 4, 5, 9, 9, 9, 9, 10, 12]
 
 
-def test_a_worker_begins_where_episodes_never_cease_to_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = resolve_train(overrides(tmp_path, "x", 2)).config
-    begun: list[int] = []
-
-    async def roll_out(planned: Sequence[Attempt], *arguments: Any, **options: Any) -> list[Trajectory]:
-        begun.append(worker.num_come)
-        raise UserError("ended")
-
-    worker = CountingWorker(to_yaml(config), str(tmp_path), str(Path.cwd()))
-    components = build.build_components(config)
-    (attempt, *_) = plan_attempts(components.environment.tasks("train", 1), 2, 0, "step-0/")
-    monkeypatch.setattr(worker.policy, "roll_out", roll_out)
+def test_a_worker_begins_where_episodes_never_cease_to_come(tmp_path: Path) -> None:
+    worker = CountingWorker(tmp_path)
 
     async def come() -> int:
-        worker.version = 1
         tasks = []
-        while not begun and len(tasks) < 5000:
-            tasks.append(asyncio.create_task(worker.run(encode_attempt(attempt), "train", 1, "{}")))
+        while not worker.begun and len(tasks) < 5000:
+            tasks.append(worker.ask())
             await asyncio.sleep(0.001)
         await asyncio.gather(*tasks)
         await worker.close()
